@@ -12,8 +12,8 @@ use larder::gc::ClockReading;
 use larder::reference::{Digest, Reference};
 use larder_store::fsck::FsckOptions;
 use larder_store::store::{
-    CommitLayer, ImageCommit, LAYER_FILE, LayerHandle, LayerKey, LayerMetadata, LeaseKind, LeaseRecord,
-    LeaseResources, Store, StoreConfig, StoreError,
+    BlobSource, CommitLayer, LAYER_FILE, ImageCommit, LayerHandle, LayerKey, LayerMetadata, LeaseKind,
+    LeaseRecord, LeaseResources, Store, StoreConfig, StoreError,
 };
 use larder_store::unpack::{ExpectedLayer, MergedLayers, UnpackOptions, unpack_layer};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
@@ -112,12 +112,17 @@ fn layer(store: &Store, name: &str) -> LayerHandle {
     let file = staging.dir().join(LAYER_FILE);
     let (_, layer) = unpack_layer(&archive[..], &expected, &file, &UnpackOptions::default()).unwrap();
     let finished = layer.finish(&MergedLayers::default()).unwrap();
-    staging.finish(&key, facts, finished.file).unwrap()
+    staging.finish(&key, facts, finished.file, &blob(&archive)).unwrap()
+}
+
+/// The blob of a layer, which is not compressed.
+fn blob(archive: &[u8]) -> BlobSource {
+    BlobSource::archive(Digest::sha256(archive), archive.len() as u64)
 }
 
 /// As a pull does it that may be interrupted and come back.
 fn lease(store: &Store, name: &str) {
-    let ingests = vec![Digest::sha256(archive(name))];
+    let ingests = vec![blob(&archive(name)).download()];
     let leased = LeaseResources { ingests, ..LeaseResources::default() };
     let id = format!("pull/{name}");
     let lease = LeaseRecord::granted(id, LeaseKind::Pull, leased, Duration::MAX, &ClockReading::now());
@@ -143,7 +148,9 @@ fn commit(store: &Store, name: &str, layer: LayerHandle) -> Result<(), StoreErro
             media_type: "application/vnd.oci.image.layer.v1.tar".into(),
             layer,
         }],
+        downloads: Vec::new(),
         pinned: false,
+        preloaded: false,
         lease: None,
         end_lease: Some(format!("pull/{name}")),
     };

@@ -5,19 +5,19 @@
 use std::time::Duration;
 
 use larder::backend::{Backend as _, ImageSpec, ProgressReporter};
-use larder::reference::Digest;
+use larder::reference::{Digest, Reference};
 use larder_registry::{Proxy, RegistryClient, RegistryConfig};
 use larder_store::backend::StoreBackend;
 use larder_store::pull::{StorePullConfig, StorePuller};
-use larder_store::store::{ClaimOutcome, LayerClaim, Store, StoreConfig};
+use larder_store::store::{BlobSource, ClaimOutcome, LayerClaim, Store, StoreConfig, TransferLogin};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use larder_testkit::fault_registry::FaultRegistry;
 use larder_testkit_peers::process::poll;
 
 const PLAIN: &str = "application/vnd.oci.image.layer.v1.tar";
 
-fn claim(store: &Store, layer: &Digest) -> Option<LayerClaim> {
-    match store.claim(layer, layer).unwrap() {
+fn claim(store: &Store, (layer, blob): &(Digest, BlobSource)) -> Option<LayerClaim> {
+    match store.claim(blob, layer, layer).unwrap() {
         ClaimOutcome::Fetch(claim) => Some(claim),
         ClaimOutcome::Wait(_) => None,
         ClaimOutcome::Present(_) => panic!("{layer} is here already"),
@@ -25,7 +25,7 @@ fn claim(store: &Store, layer: &Digest) -> Option<LayerClaim> {
 }
 
 /// Waits for the claim of a layer that another pull has.
-async fn claim_or_wait(store: &Store, layer: &Digest) -> LayerClaim {
+async fn claim_or_wait(store: &Store, layer: &(Digest, BlobSource)) -> LayerClaim {
     let (store, layer) = (store.clone(), layer.clone());
     let wait = move || poll(Duration::from_secs(20), || claim(&store, &layer));
     tokio::task::spawn_blocking(wait).await.unwrap().expect("the layer is given back")
@@ -39,7 +39,12 @@ async fn a_pull_that_waits_out_of_order_gives_back_what_it_holds() {
     let layer = |name: &str| TarBuilder::new().with(TarBuilderEntry::file(name, vec![7; 100_000])).finish();
     let image = registry.put_image("app", "1", PLAIN, &[layer("lower"), layer("upper")], &[]);
     // They are not compressed, so their digests are their diff ids.
-    let [lower, upper] = [0, 1].map(|at: usize| Digest::parse(&image.layers[at]).unwrap());
+    let name = Reference::parse(&registry.image("app")).unwrap();
+    let size = layer("lower").len() as u64;
+    let [lower, upper] = [0, 1].map(|at: usize| {
+        let digest = Digest::parse(&image.layers[at]).unwrap();
+        (digest.clone(), BlobSource::registry(&name, TransferLogin::Anonymous, digest, size))
+    });
     let config = RegistryConfig { config_dirs: Vec::new(), proxy: Proxy::None, ..RegistryConfig::default() };
     let puller = StorePuller::new(store.clone(), RegistryClient::new(config), StorePullConfig::default());
     let backend = StoreBackend::new(puller);

@@ -58,10 +58,13 @@ impl NodeLayerFetcher {
         self.store.puller().fetch_layers(image, credential, IDLE).await
     }
 
-    /// Whether the registry of one of its names serves the image to the node. When the image was pulled, each layer was.
+    /// Whether a repository that has sent the layers of the image serves the image to the node.
     async fn is_served(&self, image: &ImageRecord) -> bool {
         for name in &image.digests {
             let Ok(name) = Reference::parse(name) else { continue };
+            if !self.has_sent_layers(&name, image).await {
+                continue;
+            }
             for credential in self.credentials(&name).await.unwrap_or_default() {
                 let session = self.store.puller().client().session(&name, credential.as_ref());
                 let Ok(session) = session else { continue };
@@ -71,6 +74,20 @@ impl NodeLayerFetcher {
             }
         }
         false
+    }
+
+    /// Whether this repository has sent each layer of the image: it may claim any image that it has not.
+    async fn has_sent_layers(&self, name: &Reference, image: &ImageRecord) -> bool {
+        let (store, name, image) = (self.store.store().clone(), name.clone(), image.clone());
+        let sent = tokio::task::spawn_blocking(move || store.has_sent_layers(&name, &image)).await;
+        match sent {
+            Ok(Ok(sent)) => sent,
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "cannot determine which layers a repository has sent");
+                false
+            }
+            Err(_) => false,
+        }
     }
 
     /// Whether a registry serves one of these images to the node. All of them together get [`PROOF_WITHIN`]: those without an

@@ -7,13 +7,14 @@ use crate::snapshots::{find_snapshots, keep_lost_snapshots};
 use crate::store::commit::{for_uses, put_uses};
 use crate::store::db::{
     DbError, DbRead, DbResult, DbTable, DbTransaction, IMAGES, LAYERS, LEASES, MOUNTS, NAMES, SNAPSHOTS,
-    USES, decode, encode,
+    TRANSFERS, USES, decode, encode,
 };
 use crate::store::error::StoreErrorContext as _;
 use crate::store::layer_file::read_record;
 use crate::store::listing::{disk_bytes, put_image};
 use crate::store::{
-    ImageRecord, LayerKey, LayerRecord, LeaseRecord, MountRecord, OpenStore, SnapshotRecord, StoreError,
+    BlobSource, ImageRecord, LayerKey, LayerRecord, LeaseRecord, MountRecord, OpenStore, SnapshotRecord,
+    StoreError,
 };
 
 impl OpenStore {
@@ -24,6 +25,7 @@ impl OpenStore {
         self.db.read(doing, |reader| {
             unreadable::<ImageRecord>(reader, IMAGES, &mut bad)?;
             unreadable::<LayerRecord>(reader, LAYERS, &mut bad)?;
+            unreadable::<Vec<BlobSource>>(reader, TRANSFERS, &mut bad)?;
             unreadable::<LeaseRecord>(reader, LEASES, &mut bad)?;
             unreadable::<MountRecord>(reader, MOUNTS, &mut bad)?;
             unreadable::<SnapshotRecord>(reader, SNAPSHOTS, &mut bad)

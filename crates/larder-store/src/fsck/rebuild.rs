@@ -22,17 +22,19 @@ use crate::mounts::mounted_of;
 use crate::snapshots::{find_snapshots, keep_lost_snapshots};
 use crate::store::blobs::{check_digest, read_blob};
 use crate::store::db::{
-    Db, DbTable, DbTransaction, IMAGES, LAYERS, LEASES, META, MOUNTS, SNAPSHOTS, decode, log_of,
+    Db, DbTable, DbTransaction, IMAGES, LAYERS, LEASES, META, MOUNTS, SNAPSHOTS, TRANSFERS, decode, log_of,
 };
 use crate::store::error::StoreOpenError;
 use crate::store::layer_check::check_layer_file;
 use crate::store::layer_file::read_record;
 use crate::store::layout::{StoreLayout, names_in};
 use crate::store::open::{LockedStoreDir, MissingStoreAction};
+use crate::store::resumable_list::LayerRecordFile;
 use crate::store::snapshot_records::put_rebuilt;
+use crate::store::transfers::put_transfers;
 use crate::store::{
-    ImageLayer, ImageRecord, LayerKey, LayerMetadata, LayerRecord, LeaseRecord, MountRecord, OpenStore,
-    SnapshotRecord, Store, StoreConfig, StoreError,
+    BlobSource, ImageLayer, ImageRecord, LayerKey, LayerMetadata, LayerRecord, LeaseRecord, MountRecord,
+    OpenStore, SnapshotRecord, Store, StoreConfig, StoreError,
 };
 use larder::reference::Digest;
 
@@ -108,6 +110,7 @@ pub(crate) fn rebuild_begun(
     let layout = &opening.layout;
     let ratio = Db::salvage(&layout.database(), META);
     let leases = salvaged::<LeaseRecord>(layout, LEASES);
+    let transfers = salvaged::<Vec<BlobSource>>(layout, TRANSFERS);
     let mounts = find_mounts(layout).map_err(failed)?;
     // Without its record, a mount's layers would not be protected.
     let mut mounted = mounted_of(&layout.mounts()).map_err(failed)?;
@@ -125,7 +128,8 @@ pub(crate) fn rebuild_begun(
     needed.extend(images.iter().flat_map(|image| &image.layers).map(|layer| (&layer.key, Some(layer))));
     let layers = find_layers(layout, &needed, check, &mut rebuilt);
     for image in &mut images {
-        image.complete &= image.keys().into_iter().all(|key| layers.iter().any(|layer| layer.key == *key));
+        image.complete &=
+            image.keys().into_iter().all(|key| layers.iter().any(|layer| layer.record.key == *key));
         *(if image.complete { &mut rebuilt.images } else { &mut rebuilt.incomplete }) += 1;
     }
     let known = snapshots.values().map(|snapshot| snapshot.id).collect();
@@ -141,7 +145,11 @@ pub(crate) fn rebuild_begun(
         put_all(writer, LEASES, &leases)?;
         put_all(writer, MOUNTS, &mounts)?;
         put_rebuilt(writer, &snapshots)?;
-        layers.iter().try_for_each(|layer| writer.put(LAYERS, layer.key.as_str(), layer))?;
+        for RebuiltLayer { record, transfers: copied } in &layers {
+            let key = &record.key;
+            writer.put(LAYERS, key.as_str(), record)?;
+            put_transfers(writer, key, transfers.get(key.as_str()).unwrap_or(copied))?;
+        }
         images.iter().try_for_each(|image| writer.put(IMAGES, image.id.as_str(), image))?;
         write_names(writer)
     };
@@ -200,15 +208,15 @@ fn find_layers(
     needed: &BTreeMap<&LayerKey, Option<&ImageLayer>>,
     check: RebuildLayerCheck,
     rebuilt: &mut RebuildReport,
-) -> Vec<LayerRecord> {
+) -> Vec<RebuiltLayer> {
     let mut layers = Vec::new();
     for (key, of_image) in needed {
         let record = layer_record(layout, key);
         let record = record.or_else(|reason| of_image.and_then(|layer| guessed(layout, layer)).ok_or(reason));
         match record {
             Ok(mut layer) => {
-                let damage = check.check(&layer, &layout.layer(key));
-                layer.damaged = damage.is_some();
+                let damage = check.check(&layer.record, &layout.layer(key));
+                layer.record.damaged = damage.is_some();
                 rebuilt.damaged.extend(damage.map(|damage| format!("layers/{key}: {damage}")));
                 layers.push(layer);
             }
@@ -219,18 +227,26 @@ fn find_layers(
     layers
 }
 
-fn layer_record(layout: &StoreLayout, key: &LayerKey) -> Result<LayerRecord, String> {
+/// A layer with its record.
+struct RebuiltLayer {
+    record: LayerRecord,
+    /// The sources that have sent it.
+    transfers: Vec<BlobSource>,
+}
+
+fn layer_record(layout: &StoreLayout, key: &LayerKey) -> Result<RebuiltLayer, String> {
     let copy = read_record(&layout.layer(key)).map_err(|error| error.to_string())?;
-    let mut layer: LayerRecord = decode(key.as_str(), &copy).map_err(|error| larder::error_chain(&error))?;
-    if layer.key != *key {
-        return Err(format!("its record belongs to {}", layer.key));
+    let copy: LayerRecordFile = decode(key.as_str(), &copy).map_err(|error| larder::error_chain(&error))?;
+    let LayerRecordFile { mut record, transfers, .. } = copy;
+    if record.key != *key {
+        return Err(format!("its record belongs to {}", record.key));
     }
-    layer.present = true;
-    Ok(layer)
+    record.present = true;
+    Ok(RebuiltLayer { record, transfers })
 }
 
 /// The record of a layer that has none, as far as an image knows it.
-fn guessed(layout: &StoreLayout, layer: &ImageLayer) -> Option<LayerRecord> {
+fn guessed(layout: &StoreLayout, layer: &ImageLayer) -> Option<RebuiltLayer> {
     let usage = measure(&layout.layer(&layer.key)).ok()?;
     let facts = LayerMetadata {
         diff_id: layer.diff_id.clone(),
@@ -241,7 +257,8 @@ fn guessed(layout: &StoreLayout, layer: &ImageLayer) -> Option<LayerRecord> {
     };
     let key = layer.key.clone();
     let erofs = ErofsFile::unknown();
-    Some(LayerRecord { key, facts, erofs, usage, present: true, damaged: false })
+    let record = LayerRecord { key, facts, erofs, usage, present: true, damaged: false };
+    Some(RebuiltLayer { record, transfers: Vec::new() })
 }
 
 /// The images that have a record; incomplete if their manifests and configs are not as they were fetched.

@@ -18,14 +18,13 @@ use tracing::Instrument as _;
 use super::StorePuller;
 use super::error::PullError;
 use super::plan::PlannedLayer;
-use super::possession::ProvedBlobs;
 use super::pull_progress::PullProgress;
 use super::pull_tasks::PullTaskHandle;
 use super::spans::{FetchSpanFields, layer_span, unpack_span};
 use crate::disk::{DiskSpace, SpaceReserve};
 use crate::store::fetch_progress::{FetchProgress, FetchSource};
 use crate::store::import::{Import, ImportError};
-use crate::store::{ARCHIVE_RECORD, IngestFile, LAYER_FILE, LayerRecord, LayerStaging, Store, StoreError};
+use crate::store::{ARCHIVE_RECORD, BlobSource, LAYER_FILE, IngestFile, LayerStaging, Store, StoreError, TransferLogin};
 use crate::unpack::{
     ExpectedLayer, LayerDownload, PendingLayer, UnpackOptions, UnpackProgress, UnpackedLayer, unpack_layer,
 };
@@ -44,24 +43,31 @@ const GIVEN_UP: io::ErrorKind = io::ErrorKind::ConnectionAborted;
 #[derive(Clone)]
 pub(super) enum LayerOrigin {
     /// A registry.
-    Registry { session: RepositorySession, progress: Arc<PullProgress>, proved: Arc<ProvedBlobs> },
+    Registry { session: RepositorySession, progress: Arc<PullProgress>, login: TransferLogin },
     /// An archive or a layout.
     Import(Arc<Import>),
 }
 
 impl LayerOrigin {
-    /// Returns true if this pull may use a stored layer without fetching its blob.
-    pub(super) fn may_reuse(&self, layer: &LayerRecord, planned: &PlannedLayer) -> bool {
+    /// The blob of a layer, as this origin has it.
+    pub(super) fn blob(&self, planned: &PlannedLayer) -> BlobSource {
+        let (digest, size) = (planned.descriptor.digest.clone(), planned.descriptor.size);
         match self {
-            LayerOrigin::Registry { proved, .. } => proved.covers(layer, planned),
-            LayerOrigin::Import(_) => true, // only an administrator can import
+            LayerOrigin::Registry { session, login, .. } => {
+                BlobSource::registry(session.image(), login.clone(), digest, size)
+            }
+            LayerOrigin::Import(_) => BlobSource::archive(digest, size),
         }
     }
 
     /// The source, as other pulls see it.
     pub(super) fn source(&self) -> FetchSource {
         match self {
-            LayerOrigin::Registry { session, .. } => source_of(session),
+            LayerOrigin::Registry { session, .. } => FetchSource {
+                registry: session.image().registry().to_owned(),
+                repository: session.image().name().to_owned(),
+                authorizers: session.authorizers(),
+            },
             LayerOrigin::Import(_) => FetchSource::default(),
         }
     }
@@ -74,15 +80,6 @@ impl LayerOrigin {
     }
 }
 
-/// The source of a session's layers.
-pub(super) fn source_of(session: &RepositorySession) -> FetchSource {
-    FetchSource {
-        registry: session.image().registry().to_owned(),
-        repository: session.image().name().to_owned(),
-        authorizers: session.authorizers(),
-    }
-}
-
 /// A layer that is unpacked but not yet merged with the layers below it.
 pub(super) struct StagedLayer {
     pub(super) staging: LayerStaging,
@@ -91,6 +88,8 @@ pub(super) struct StagedLayer {
     pub(super) file: PendingLayer,
     /// Its compressed bytes.
     pub(super) source: LayerSource,
+    /// The blob that was read.
+    pub(super) blob: BlobSource,
 }
 
 /// Compressed bytes of a layer on this machine.
@@ -161,7 +160,7 @@ impl LayerFetch {
 
     async fn fetch_in_slot(&self, work: &ScheduledWork) -> Result<StagedLayer, FetchStop> {
         let StorePuller { config, downloads, .. } = &self.puller;
-        let blob = &self.planned.descriptor.digest;
+        let download = self.origin.blob(&self.planned).download();
         let wait = tracing::trace_span!("pull.Wait", larder.wait.reason = "layer slot");
         self.progress.set_queued(true, Instant::now());
         let slot = config.scheduler.acquire(work).instrument(wait).await;
@@ -170,7 +169,7 @@ impl LayerFetch {
         tokio::select! {
             fetched = self.fetch() => {
                 if let Err(PullError::Store(StoreError::Busy { .. })) = &fetched {
-                    downloads.interrupt_stuck(blob, &self.origin.source(), Instant::now());
+                    downloads.interrupt_stuck(&download, &self.origin.source(), Instant::now());
                 }
                 fetched.map_err(FetchStop::Failed)
             }
@@ -213,13 +212,10 @@ impl LayerFetch {
         session: &RepositorySession,
         pull_progress: &Arc<PullProgress>,
     ) -> Result<StagedLayer, PullError> {
-        let (store, blob) = (self.puller.store.clone(), self.planned.descriptor.clone());
-        let ingest = self.worker.blocking(move || store.ingest(&blob.digest, blob.size)).await??;
+        let (store, size) = (self.puller.store.clone(), self.planned.descriptor.size);
+        let download = self.origin.blob(&self.planned).download();
+        let ingest = self.worker.blocking(move || store.ingest(&download, size)).await??;
         self.puller.downloads.begin(ingest.digest(), &self.progress);
-        if ingest.is_complete() {
-            // An earlier pull fetched all of it, maybe from another repository. A partial blob is proved by its rest.
-            session.check_blob(&self.planned.descriptor).await?;
-        }
         let observer = self.observer(pull_progress);
         let unreliable_hosts = Mutex::default();
         let attempt = || async {
@@ -301,7 +297,8 @@ impl LayerFetch {
         options: UnpackOptions,
     ) -> impl Future<Output = Result<StagedLayer, PullError>> + use<> {
         let (store, planned) = (self.puller.store.clone(), self.planned.clone());
-        let unpacking = self.worker.blocking(move || unpack(&store, source, &planned, options));
+        let blob = self.origin.blob(&planned);
+        let unpacking = self.worker.blocking(move || unpack(&store, source, blob, &planned, options));
         async { unpacking.await? }
     }
 
@@ -328,6 +325,7 @@ impl LayerFetch {
 fn unpack(
     store: &Store,
     source: LayerSource,
+    blob: BlobSource,
     planned: &PlannedLayer,
     options: UnpackOptions,
 ) -> Result<StagedLayer, PullError> {
@@ -343,7 +341,7 @@ fn unpack(
     let compressed = source.open(digest)?;
     let (unpacked, file) = unpack_layer(compressed, &expected, &staging.dir().join(LAYER_FILE), &options)
         .map_err(|cause| PullError::Unpack { digest: digest.clone(), cause })?;
-    Ok(StagedLayer { staging, unpacked, file, source })
+    Ok(StagedLayer { staging, unpacked, file, source, blob })
 }
 
 /// Receives the notices of a layer's fetch.

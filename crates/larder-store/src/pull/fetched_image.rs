@@ -74,7 +74,10 @@ impl StorePuller {
             archive: planned.descriptor.digest.clone(),
             key: layer.key().clone(),
         });
-        let fetched = FetchedImage { lease: format!("fetched/{}", plan.config.0), layers: found.collect() };
+        let fetched = FetchedImage {
+            lease: format!("fetched/{}@{}", name.name(), plan.config.0),
+            layers: found.collect(),
+        };
         let keys = layers.iter().map(|layer| layer.key().clone()).collect();
         let leased = LeaseResources { layers: keys, ..LeaseResources::default() };
         let now = ClockReading::now();

@@ -4,7 +4,7 @@
 //! the claim        -> Claimed, or Waiting (another pull fetches it), or Present (in the store)
 //! Claimed          -> Fetching -> Unpacked -> Ready (merged with the layers below)
 //! Waiting          -> Present, or Claimed (the other pull is stuck), or Abandoned (it gave up)
-//! Present          -> Ready, or Claimed (its blob is not proved), or Abandoned (it does not fit on the layers below)
+//! Present          -> Ready, or Abandoned (it does not fit on the layers below)
 //! Fetching, Unpacked -> Abandoned (another pull took the fetch over)
 //! Abandoned        -> the claim
 //! ```
@@ -14,11 +14,10 @@
 //! the transitions, which are pure; [`LayerJobs`] runs them.
 //!
 //! So that two pulls do not wait for each other, a pull that claims a layer again, out of that order, and finds another
-//! pull at it, gives up all its claims before it waits. A layer of the store becomes ready only if the repository has proved
-//! to have its blob (`possession.rs`); otherwise its blob is fetched and verified like that of a missing layer.
+//! pull at it, gives up all its claims before it waits. A layer of the store is present only for a source that has sent its
+//! bytes (`blob_source.rs`); otherwise its blob is fetched and verified like that of a missing layer.
 
 use std::cmp::Reverse;
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,10 +33,8 @@ use super::fetch_layer::{LayerFetch, LayerOrigin, StagedLayer};
 use super::plan::{PlannedLayer, PullPlan};
 use super::pull_tasks::{PullTaskHandle, blocking};
 use crate::store::error::StoreErrorContext as _;
-use crate::store::fetch_progress::{FetchProgress, FetchSource};
-use crate::store::{
-    ClaimKey, ClaimOutcome, Claimed, LayerClaim, LayerHandle, LayerKey, LayerWait, StoreError,
-};
+use crate::store::fetch_progress::FetchProgress;
+use crate::store::{ClaimKey, ClaimOutcome, Claimed, LayerClaim, LayerHandle, LayerWait, StoreError};
 
 /// Interval at which a pull checks whether a fetch of another pull that it waits for is stuck.
 const STUCK_CHECK: Duration = Duration::from_secs(1);
@@ -51,25 +48,16 @@ enum LayerState<C, W, U, L> {
     Abandoned,
     /// Another pull fetches it.
     Waiting(W),
-    /// This pull fetches it next. Without a claim, the layer is present, but its repository has not proved to have it.
-    Claimed(Option<C>),
+    /// This pull fetches it next.
+    Claimed(C),
     /// This pull fetches and unpacks it.
-    Fetching(Option<C>),
+    Fetching(C),
     /// It is unpacked, and waits for the layers below it.
-    Unpacked(Option<C>, U),
-    /// It is in the store; it may not fit on the layers below, or not be proved.
+    Unpacked(C, U),
+    /// It is in the store; it may not fit on the layers below.
     Present(L),
     /// It is part of the image.
     Ready(L),
-}
-
-/// The layer in the store, as it relates to this image.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct PresentCheck {
-    /// True if the layer has the right content on top of the layers below.
-    fits: bool,
-    /// Whether the repository has proved to have its blob.
-    is_proved: bool,
 }
 
 impl<C, W, U, L> LayerState<C, W, U, L> {
@@ -78,7 +66,7 @@ impl<C, W, U, L> LayerState<C, W, U, L> {
         match outcome {
             Claimed::Present(layer) => LayerState::Present(layer),
             Claimed::Wait(wait) => LayerState::Waiting(wait),
-            Claimed::Fetch(claim) => LayerState::Claimed(Some(claim)),
+            Claimed::Fetch(claim) => LayerState::Claimed(claim),
         }
     }
 
@@ -94,7 +82,7 @@ impl<C, W, U, L> LayerState<C, W, U, L> {
     /// The fetch of the other pull is stuck, and this pull took it over.
     fn took_over(self, claim: C) -> Self {
         match self {
-            LayerState::Waiting(_) => LayerState::Claimed(Some(claim)),
+            LayerState::Waiting(_) => LayerState::Claimed(claim),
             state => state,
         }
     }
@@ -118,7 +106,7 @@ impl<C, W, U, L> LayerState<C, W, U, L> {
     /// Another pull took the fetch over, and needs the download.
     fn lost(self) -> Self {
         match self {
-            LayerState::Fetching(Some(_)) | LayerState::Unpacked(Some(_), _) => LayerState::Abandoned,
+            LayerState::Fetching(_) | LayerState::Unpacked(..) => LayerState::Abandoned,
             state => state,
         }
     }
@@ -131,13 +119,13 @@ impl<C, W, U, L> LayerState<C, W, U, L> {
         }
     }
 
-    /// The present layer was checked. One that does not fit is claimed again, as a layer of its own for this chain.
-    fn checked(self, check: PresentCheck) -> Self {
-        match (self, check) {
-            (LayerState::Present(_), PresentCheck { fits: false, .. }) => LayerState::Abandoned,
-            (LayerState::Present(layer), PresentCheck { is_proved: true, .. }) => LayerState::Ready(layer),
-            (LayerState::Present(_), PresentCheck { .. }) => LayerState::Claimed(None),
-            (state, _) => state,
+    /// The present layer was checked for whether it has the right content on top of the layers below. One that does not fit is
+    /// claimed again, as a layer of its own for this chain.
+    fn checked(self, fits: bool) -> Self {
+        match self {
+            LayerState::Present(layer) if fits => LayerState::Ready(layer),
+            LayerState::Present(_) => LayerState::Abandoned,
+            state => state,
         }
     }
 }
@@ -174,22 +162,22 @@ pub(super) struct LayerJobs<'p> {
     jobs: Vec<LayerJob>,
     /// Fetches, and the loss of claims.
     events: FuturesUnordered<BoxFuture<'static, (usize, LayerEvent)>>,
-    /// Layers whose whole blob this pull has fetched.
-    fetched: HashSet<LayerKey>,
 }
 
 impl StorePuller {
     /// Claims each layer, from the bottom up.
     pub(super) async fn claim(
         &self,
+        origin: &LayerOrigin,
         plan: &PullPlan,
-        source: FetchSource,
     ) -> Result<Vec<ClaimOutcome>, PullError> {
         let (store, layers, minimum) = (self.store.clone(), plan.layers.clone(), self.config.minimum_rate);
+        let (origin, source) = (origin.clone(), origin.source());
         let claim = move || {
             let progress = || FetchProgress::new(source.clone(), minimum, Instant::now());
             let claim = |layer: &PlannedLayer| {
-                store.claim_for(&layer.diff_id, &layer.chain_id, ClaimKey::Any, progress())
+                let blob = origin.blob(layer);
+                store.claim_for(&blob, &layer.diff_id, &layer.chain_id, ClaimKey::Any, progress())
             };
             layers.iter().map(claim).collect::<Result<Vec<_>, StoreError>>()
         };
@@ -211,14 +199,8 @@ impl StorePuller {
             state: LayerState::claimed(claim),
             took_over: false,
         });
-        let jobs = LayerJobs {
-            puller: self,
-            origin,
-            worker,
-            jobs: jobs.collect(),
-            events: FuturesUnordered::new(),
-            fetched: HashSet::new(),
-        };
+        let jobs =
+            LayerJobs { puller: self, origin, worker, jobs: jobs.collect(), events: FuturesUnordered::new() };
         let layers = jobs.run().await?;
         blocking(move || write_behind.finish()).await?.context("sync layers to disk")?;
         Ok(layers)
@@ -271,16 +253,15 @@ impl LayerJobs<'_> {
         for (_, at) in claimed {
             let job = &mut self.jobs[at];
             job.update(LayerState::begun);
-            let claim = if let LayerState::Fetching(claim) = &job.state { claim.as_ref() } else { None };
-            let progress = claim.map_or_else(Arc::default, |claim| Arc::clone(claim.progress()));
-            let lost = claim.map(LayerClaim::taken_over);
+            let LayerState::Fetching(claim) = &job.state else { continue };
+            let (progress, lost) = (Arc::clone(claim.progress()), claim.taken_over());
             let (puller, origin) = (self.puller.clone(), self.origin.clone());
             let (planned, worker) = (job.planned.clone(), self.worker.clone());
             let task = self.worker.task(LayerFetch { puller, origin, planned, progress, worker }.run());
             self.events.push(Box::pin(async move {
                 tokio::select! {
                     fetched = task.join() => (at, LayerEvent::Fetched(Box::new(fetched))),
-                    () = ended(lost) => (at, LayerEvent::Lost),
+                    () = lost => (at, LayerEvent::Lost),
                 }
             }));
         }
@@ -294,7 +275,7 @@ impl LayerJobs<'_> {
             LayerEvent::Fetched(staged) => {
                 let staged = (*staged)?;
                 job.update(|state| state.fetched(staged));
-                if let LayerState::Unpacked(Some(claim), _) = &job.state {
+                if let LayerState::Unpacked(claim, _) = &job.state {
                     let lost = claim.taken_over();
                     self.events.push(Box::pin(async move {
                         lost.await;
@@ -311,8 +292,8 @@ impl LayerJobs<'_> {
         let (store, LayerJob { planned, key, .. }) = (self.puller.store.clone(), &self.jobs[at]);
         let progress =
             FetchProgress::new(self.origin.source(), self.puller.config.minimum_rate, Instant::now());
-        let (planned, key) = (planned.clone(), *key);
-        let claim = move || store.claim_for(&planned.diff_id, &planned.chain_id, key, progress);
+        let (planned, key, blob) = (planned.clone(), *key, self.origin.blob(planned));
+        let claim = move || store.claim_for(&blob, &planned.diff_id, &planned.chain_id, key, progress);
         let outcome = self.worker.blocking(claim).await??;
         if matches!(outcome, ClaimOutcome::Wait(_)) {
             self.release_claims();
@@ -366,15 +347,12 @@ impl LayerJobs<'_> {
         let job = &mut self.jobs[at];
         let LayerState::Unpacked(claim, staged) = std::mem::take(&mut job.state) else { return Ok(()) };
         let layer = self.puller.merge_layer(&job.planned, staged, below, &self.worker).await?;
-        if let Some(claim) = claim {
-            claim.done(&layer);
-        }
-        self.fetched.insert(layer.key().clone());
+        claim.done(&layer);
         job.state = LayerState::Ready(layer);
         Ok(())
     }
 
-    /// Checks whether a layer of the store fits on the layers below, and whether this pull may use it.
+    /// Checks whether a layer of the store fits on the layers below.
     async fn check(
         &mut self,
         at: usize,
@@ -383,21 +361,12 @@ impl LayerJobs<'_> {
     ) -> Result<(), PullError> {
         let planned = &self.jobs[at].planned;
         let fits = self.puller.fits(planned, layer, below, &self.worker).await?;
-        let is_proved = self.fetched.contains(layer.key()) || self.origin.may_reuse(layer.record(), planned);
         let job = &mut self.jobs[at];
         if !fits {
             job.key = ClaimKey::ChainId;
         }
-        job.update(|state| state.checked(PresentCheck { fits, is_proved }));
+        job.update(|state| state.checked(fits));
         Ok(())
-    }
-}
-
-/// Ends with the future; never without one.
-async fn ended(future: Option<impl Future<Output = ()>>) {
-    match future {
-        Some(future) => future.await,
-        None => std::future::pending().await,
     }
 }
 
@@ -416,8 +385,8 @@ mod tests {
     #[test]
     fn a_missing_layer_is_fetched_and_unpacked_with_its_claim() {
         let unpacked = fetching().fetched("staged");
-        assert_eq!(unpacked, LayerState::Unpacked(Some(CLAIM), "staged"));
-        assert_eq!(unpacked.begun(), LayerState::Unpacked(Some(CLAIM), "staged"), "it is fetched once");
+        assert_eq!(unpacked, LayerState::Unpacked(CLAIM, "staged"));
+        assert_eq!(unpacked.begun(), LayerState::Unpacked(CLAIM, "staged"), "it is fetched once");
     }
 
     #[test]
@@ -425,7 +394,7 @@ mod tests {
         let waiting = || TestState::claimed(Claimed::Wait("wait"));
         assert_eq!(waiting().other_ended(Some("layer")), LayerState::Present("layer"));
         assert_eq!(waiting().other_ended(None), LayerState::Abandoned);
-        assert_eq!(waiting().took_over(CLAIM), LayerState::Claimed(Some(CLAIM)));
+        assert_eq!(waiting().took_over(CLAIM), LayerState::Claimed(CLAIM));
     }
 
     #[test]
@@ -433,23 +402,18 @@ mod tests {
         assert_eq!(fetching().lost(), LayerState::Abandoned);
         assert_eq!(fetching().fetched("staged").lost(), LayerState::Abandoned);
         assert_eq!(TestState::Ready("layer").lost(), LayerState::Ready("layer"));
-        assert_eq!(TestState::Fetching(None).lost(), LayerState::Fetching(None), "without a claim");
     }
 
     #[test]
-    fn a_present_layer_is_ready_only_if_it_fits_and_is_proved() {
-        let checked = |fits, is_proved| TestState::Present("layer").checked(PresentCheck { fits, is_proved });
-        assert_eq!(checked(true, true), LayerState::Ready("layer"));
-        assert_eq!(checked(true, false), LayerState::Claimed(None), "its blob is fetched as a proof");
-        for is_proved in [true, false] {
-            assert_eq!(checked(false, is_proved), LayerState::Abandoned);
-        }
+    fn a_present_layer_is_ready_only_if_it_fits() {
+        assert_eq!(TestState::Present("layer").checked(true), LayerState::Ready("layer"));
+        assert_eq!(TestState::Present("layer").checked(false), LayerState::Abandoned);
     }
 
     #[test]
     fn released_claims_are_claimed_again() {
         let waiting = TestState::Waiting("wait");
-        for state in [waiting, TestState::Claimed(Some(CLAIM)), fetching(), fetching().fetched("staged")] {
+        for state in [waiting, TestState::Claimed(CLAIM), fetching(), fetching().fetched("staged")] {
             assert_eq!(state.released(), LayerState::Abandoned);
         }
         assert_eq!(TestState::Ready("layer").released(), LayerState::Ready("layer"));

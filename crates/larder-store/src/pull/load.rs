@@ -1,4 +1,5 @@
-//! Loads images from an archive or a layout into the store. Layers that the store has are skipped.
+//! Loads images from an archive or a layout into the store. Layers whose blob an archive has had before are skipped; all
+//! others are unpacked and verified, whatever the config says that they are.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -11,7 +12,6 @@ use super::pull_tasks::{PullTasks, blocking};
 use super::{PullError, StorePuller, reclaimable};
 use crate::store::admission::InsufficientSpace;
 use crate::store::commit::names_of;
-use crate::store::fetch_progress::FetchSource;
 use crate::store::import::{Import, ImportError, ImportImage, ImportSource, LeftOutManifest};
 use crate::store::{ImageCommit, ImageRecord, Store};
 
@@ -79,10 +79,10 @@ impl StorePuller {
         workers: &PullTasks,
     ) -> Result<LoadedImage, PullError> {
         let plan = PullPlan::new(&image.manifest, &image.parsed_config, image.config.clone());
-        let claims = self.claim(&plan, FetchSource::default()).await?;
-        let missing = plan.to_fetch(&claims);
-        self.admit(&plan, &missing).await?;
         let origin = LayerOrigin::Import(import.clone());
+        let claims = self.claim(&origin, &plan).await?;
+        let missing = plan.to_fetch(&claims);
+        self.admit(&origin, &plan, &missing).await?;
         let layers = self.complete_layers(&origin, &plan, claims, workers.worker()).await?;
         let commit = ImageCommit {
             names: image.names.clone(),
@@ -90,7 +90,9 @@ impl StorePuller {
             manifests: image.manifests.clone(),
             has_digest: image.has_digest,
             layers: plan.committed(layers),
+            downloads: Vec::new(),
             pinned: false,
+            preloaded: true,
             lease: Some(self.ensured(plan.config.0.clone())),
             end_lease: None,
         };

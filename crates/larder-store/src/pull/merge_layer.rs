@@ -25,7 +25,7 @@ impl StorePuller {
         below: &[LayerHandle],
         worker: &PullTaskHandle,
     ) -> Result<LayerHandle, PullError> {
-        let StagedLayer { staging, unpacked, file, source } = staged;
+        let StagedLayer { staging, unpacked, file, source, blob } = staged;
         let (planned_layer, lowers) = (planned.clone(), below.to_vec());
         let permit = if unpacked.pending.is_empty() { None } else { Some(self.permit_lowers(below).await?) };
         // The thread owns the directory, as during unpacking.
@@ -42,8 +42,8 @@ impl StorePuller {
             let lowers = open_lowers(&lowers, visible).map_err(failed)?;
             let file = file.finish(&lowers).map_err(failed)?;
             let id = if file.changed { &planned_layer.chain_id } else { &planned_layer.diff_id };
-            let layer =
-                staging.finish(&LayerKey::from(id), metadata_of(&planned_layer, &unpacked), file.file)?;
+            let (key, facts) = (LayerKey::from(id), metadata_of(&planned_layer, &unpacked));
+            let layer = staging.finish(&key, facts, file.file, &blob)?;
             // Its bytes are of no more use: if the image is not committed now, the layer itself is kept for the next attempt.
             if let LayerSource::Ingest(ingest) = source {
                 ingest.discard()?;

@@ -20,7 +20,6 @@ mod load;
 mod merge_layer;
 mod open_files;
 mod plan;
-mod possession;
 mod pull_progress;
 mod pull_tasks;
 mod pulls_in_progress;
@@ -49,15 +48,14 @@ use crate::store::admission::{self, admit};
 use crate::store::fetch_progress::BlobDownloads;
 use crate::store::{
     ArchiveReferences, ClaimOutcome, ImageCommit, ImageRecord, LayerHandle, LeaseKind, LeaseRecord,
-    LeaseResources, Store, StoreError,
+    LeaseResources, Store, StoreError, TransferLogin,
 };
 use crate::unpack::{BackgroundSyncer, UnpackLimits, UnpackOptions, UnpackThreads};
-use fetch_layer::{LayerOrigin, source_of};
+use fetch_layer::LayerOrigin;
 use larder_registry::manifest::PlatformMatcher;
 use larder_registry::{ImageDocuments, RegistryClient};
 use open_files::OpenFileBudget;
 use plan::PullPlan;
-use possession::ProvedBlobs;
 use pull_progress::PullProgress;
 use pull_tasks::{AbandonedPulls, PullTaskHandle, PullTasks, blocking};
 use pulls_in_progress::{PullInProgress, PullsInProgress};
@@ -109,6 +107,8 @@ struct AcquiredImage {
     documents: ImageDocuments,
     plan: PullPlan,
     layers: Vec<LayerHandle>,
+    /// Downloads of its layers.
+    downloads: Vec<Digest>,
     /// The lease of the pull.
     lease: String,
     /// Until the image is committed.
@@ -175,6 +175,11 @@ impl StorePuller {
         &self.client
     }
 
+    /// Waits until no pull that has failed or was dropped can make an image present any more.
+    pub async fn settle(&self) {
+        self.abandoned.wait().await;
+    }
+
     /// Resolves `name`, makes that image present under the name, and returns it. When this returns an error, no worker of
     /// the pull is left, and partially unpacked layers take no disk space.
     pub async fn pull(
@@ -202,7 +207,8 @@ impl StorePuller {
         let running = Arc::clone(&acquired.running);
         let commit = self.commit_of(name, acquired);
         let store = self.store.clone();
-        let committed = blocking(move || store.commit(&commit, SystemTime::now()));
+        // A worker of the pull: if the caller gives up now, the image may still appear.
+        let committed = workers.worker().blocking(move || store.commit(&commit, SystemTime::now()));
         let committed = traced_commit(name, async { committed.await?.map_err(PullError::from) }).await?;
         drop(running);
         Ok(committed)
@@ -223,52 +229,41 @@ impl StorePuller {
         let (store, repository) = (self.store.clone(), name.clone());
         let known = move |digest: &Digest| -> Pin<Box<dyn Future<Output = Option<Bytes>> + Send>> {
             let (store, repository, digest) = (store.clone(), repository.clone(), digest.clone());
-            let read = blocking(move || possession::served_config(&store, &repository, &digest));
+            let read = blocking(move || served_config(&store, &repository, &digest));
             Box::pin(async { read.await.ok().flatten() })
         };
         let documents = session.documents_with_known_configs(&self.config.platform, &known);
         let documents = traced_resolve(name, documents).await?;
         let plan = PullPlan::of(&documents);
-        let proved = self.proved_blobs(name, &documents).await?;
+        let login = TransferLogin::from(credential);
+        let origin = LayerOrigin::Registry { session, progress: Arc::clone(progress), login };
+        let downloads: Vec<Digest> = plan.layers.iter().map(|layer| origin.blob(layer).download()).collect();
         // Before the claims: a resumable layer must not be reclaimed in between.
-        let archives =
-            self.store.reference_archives(plan.layers.iter().map(|layer| layer.descriptor.digest.clone()));
+        let archives = self.store.reference_archives(downloads.iter().cloned());
         let running = self.running.begin(&plan, progress);
-        let claims = self.claim(&plan, source_of(&session)).await?;
+        let claims = self.claim(&origin, &plan).await?;
         let missing = plan.to_fetch(&claims);
-        self.admit(&plan, &missing).await?;
-        let lease = self.lease_of(&plan, &claims).await?;
+        self.admit(&origin, &plan, &missing).await?;
+        let lease = self.lease_of(name, &plan, &downloads, &claims).await?;
         progress.layers(&plan, &claims);
-        let reusable =
-            plan.layers.iter().zip(&claims).filter(|(_, claim)| !matches!(claim, ClaimOutcome::Fetch(_)));
-        proved.check(&session, reusable.map(|(layer, _)| &layer.descriptor)).await?;
-        let origin =
-            LayerOrigin::Registry { session, progress: Arc::clone(progress), proved: Arc::new(proved) };
         let layers = Box::pin(self.complete_layers(&origin, &plan, claims, workers.worker())).await?;
-        Ok(AcquiredImage { documents, plan, layers, lease, running, _archives: archives })
-    }
-
-    /// Blobs that the repository has proved to have before this pull requests any layer.
-    async fn proved_blobs(
-        &self,
-        name: &Reference,
-        documents: &ImageDocuments,
-    ) -> Result<ProvedBlobs, PullError> {
-        let (store, id) = (self.store.clone(), documents.layers.config.digest.clone());
-        let image = blocking(move || store.image(&id)).await??;
-        let served = |image| possession::has_served_documents(&image, name, documents);
-        Ok(ProvedBlobs::new(image.is_some_and(served)))
+        Ok(AcquiredImage { documents, plan, layers, downloads, lease, running, _archives: archives })
     }
 
     /// Refuses a pull that would fill the disk, after space beside images was reclaimed: what has expired, and if that is
     /// not enough, everything that no running pull uses.
-    async fn admit(&self, plan: &PullPlan, missing: &[(usize, u64)]) -> Result<(), PullError> {
+    async fn admit(
+        &self,
+        origin: &LayerOrigin,
+        plan: &PullPlan,
+        missing: &[(usize, u64)],
+    ) -> Result<(), PullError> {
         if missing.is_empty() {
             return Ok(());
         }
         let sizes: Vec<u64> = missing.iter().map(|(_, size)| *size).collect();
         let archives: Vec<Digest> =
-            missing.iter().map(|(at, _)| plan.layers[*at].descriptor.digest.clone()).collect();
+            missing.iter().map(|(at, _)| origin.blob(&plan.layers[*at]).download()).collect();
         let (store, reserve) = (self.store.clone(), self.config.reserve);
         let fits = move || {
             store.sweep(&ClockReading::now())?;
@@ -303,13 +298,18 @@ impl StorePuller {
 
     /// Takes a lease on fetched bytes and finished layers until the image is committed, so that a retry can use them even
     /// if this process dies. Returns the lease ID. Includes layers that other pulls fetch, since those may fail.
-    async fn lease_of(&self, plan: &PullPlan, claims: &[ClaimOutcome]) -> Result<String, PullError> {
-        let id = format!("pull/{}", plan.config.0);
+    async fn lease_of(
+        &self,
+        name: &Reference,
+        plan: &PullPlan,
+        downloads: &[Digest],
+        claims: &[ClaimOutcome],
+    ) -> Result<String, PullError> {
+        let id = format!("pull/{}@{}", name.name(), plan.config.0);
         if plan.is_present(claims) {
             return Ok(id);
         }
-        let ingests = plan.layers.iter().map(|layer| layer.descriptor.digest.clone()).collect();
-        let leased = LeaseResources { ingests, ..LeaseResources::default() };
+        let leased = LeaseResources { ingests: downloads.to_vec(), ..LeaseResources::default() };
         let now = ClockReading::now();
         let lease = LeaseRecord::granted(id.clone(), LeaseKind::Pull, leased, PULL_LEASE, &now);
         let store = self.store.clone();
@@ -318,7 +318,7 @@ impl StorePuller {
     }
 
     fn commit_of(&self, name: &Reference, acquired: AcquiredImage) -> ImageCommit {
-        let AcquiredImage { documents, plan, layers, lease, .. } = acquired;
+        let AcquiredImage { documents, plan, layers, downloads, lease, .. } = acquired;
         let id = plan.config.0.clone();
         let mut manifests = vec![(documents.target.descriptor.digest.clone(), documents.target.raw.to_vec())];
         if documents.manifest.descriptor.digest != documents.target.descriptor.digest {
@@ -331,7 +331,9 @@ impl StorePuller {
             manifests,
             has_digest: true,
             layers: plan.committed(layers),
+            downloads,
             pinned: false,
+            preloaded: false,
             lease: Some(ensured),
             end_lease: Some(lease),
         }
@@ -365,6 +367,15 @@ impl StorePuller {
             ..UnpackOptions::default()
         }
     }
+}
+
+/// The config of this digest, if the store has it under a name of this repository, which has thus served it. Blocks.
+fn served_config(store: &Store, repository: &Reference, digest: &Digest) -> Option<Bytes> {
+    let image = store.image(digest).ok().flatten()?;
+    let of_repository =
+        |name: &String| name.split_once('@').is_some_and(|(name, _)| name == repository.name());
+    let bytes = || store.blob(digest).ok().flatten().map(Bytes::from);
+    image.digests.iter().any(of_repository).then(bytes).flatten()
 }
 
 fn warn_of(reclaimed: &ReclaimOutcome<StoreError>) {

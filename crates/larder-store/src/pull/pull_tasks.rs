@@ -7,7 +7,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tokio::sync::mpsc;
+use tokio::sync::{Mutex as AsyncMutex, mpsc};
 use tokio::task::JoinHandle;
 use tracing::{Instrument as _, Span};
 
@@ -37,7 +37,7 @@ struct PullTasksDone {
 
 /// Workers of pulls that were dropped. Clones share the list.
 #[derive(Clone, Default)]
-pub(super) struct AbandonedPulls(Arc<Mutex<Vec<PullTasksDone>>>);
+pub(super) struct AbandonedPulls(Arc<Mutex<Vec<PullTasksDone>>>, Arc<AsyncMutex<()>>);
 
 impl PullTasks {
     /// A pull without workers. If the pull is dropped, its remaining workers are added to `abandoned`.
@@ -137,6 +137,8 @@ impl AbandonedPulls {
 
     /// Waits until all of them have ended.
     pub(super) async fn wait(&self) {
+        // Another caller may wait for those that it took off the list.
+        let _waiting = self.1.lock().await;
         let list = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
         for ended in list {
             ended.wait().await;

@@ -10,20 +10,43 @@ use larder::reference::Digest;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::blob_source::BlobSource;
 use super::fetch_progress::{FetchProgress, FetchSource};
 use super::records::LayerKey;
 
 /// A fetched layer.
 pub(super) trait KeyedLayer: Clone {
-    /// The key under which it is stored.
-    fn layer_key(&self) -> &LayerKey;
+    /// Returns true if the layer is what this request is for.
+    fn is_requested(&self, request: &ClaimRequest) -> bool;
 }
 
-/// In-flight fetches, by diff ID. Clones share them.
+/// The layer that a claim is for.
+#[derive(Debug, Clone)]
+pub(super) struct ClaimRequest {
+    /// The blob with the layer.
+    pub(super) source: BlobSource,
+    /// Digest of its plain archive.
+    pub(super) diff_id: Digest,
+    /// Keys under which the layer is acceptable.
+    pub(super) keys: [LayerKey; 2],
+}
+
+impl ClaimRequest {
+    /// Names the fetch. A pull that asserts the same diff ID of another blob, or from another repository, is another fetch:
+    /// it may be slow, or never end.
+    fn fetch(&self) -> FetchId {
+        (self.source.download(), self.diff_id.clone())
+    }
+}
+
+/// Download and diff ID.
+type FetchId = (Digest, Digest);
+
+/// In-flight fetches. Clones share them.
 #[derive(Debug)]
 pub(super) struct LayerClaims<L>(Arc<Mutex<FetchMap<L>>>);
 
-type FetchMap<L> = HashMap<Digest, ClaimedLayer<L>>;
+type FetchMap<L> = HashMap<FetchId, ClaimedLayer<L>>;
 type ClaimedLayer<L> = Arc<watch::Sender<ClaimState<L>>>;
 
 /// State that the owner and the waiting pulls of a layer share.
@@ -70,22 +93,21 @@ impl<L> LayerClaims<L> {
     /// again once the layer is claimed: another fetch may have ended since the first search, and none does after it.
     pub(super) fn claim<E>(
         &self,
-        diff_id: &Digest,
-        keys: &[LayerKey; 2],
+        request: &ClaimRequest,
         progress: FetchProgress,
-        present: impl Fn(&[LayerKey; 2]) -> Result<Option<L>, E>,
+        present: impl Fn(&ClaimRequest) -> Result<Option<L>, E>,
     ) -> Result<Claimed<LayerClaim<L>, LayerWait<L>, L>, E>
     where
         L: Clone + Send + Sync + 'static,
     {
-        if let Some(layer) = present(keys)? {
+        if let Some(layer) = present(request)? {
             return Ok(Claimed::Present(layer));
         }
-        let claim = match self.claim_or_wait(diff_id, keys.clone(), progress) {
+        let claim = match self.claim_or_wait(request, progress) {
             Ok(claim) => claim,
             Err(wait) => return Ok(Claimed::Wait(wait)),
         };
-        Ok(match present(keys)? {
+        Ok(match present(request)? {
             Some(layer) => {
                 claim.done(&layer);
                 Claimed::Present(layer)
@@ -97,21 +119,20 @@ impl<L> LayerClaims<L> {
     /// The claim of a layer that no other pull fetches; else the wait for that pull.
     fn claim_or_wait(
         &self,
-        diff_id: &Digest,
-        keys: [LayerKey; 2],
+        request: &ClaimRequest,
         progress: FetchProgress,
     ) -> Result<LayerClaim<L>, LayerWait<L>> {
         let mut fetches = self.lock();
-        let (claims, diff_id) = (self.clone(), diff_id.clone());
-        if let Some(shared) = fetches.get(&diff_id) {
+        let (claims, fetch) = (self.clone(), request.fetch());
+        if let Some(shared) = fetches.get(&fetch) {
             let shared = Arc::clone(shared);
-            return Err(LayerWait { claims, diff_id, shared, keys });
+            return Err(LayerWait { claims, shared, request: request.clone() });
         }
         let progress = Arc::new(progress);
         let state = ClaimState { owner: 0, progress: Arc::clone(&progress), layer: None, given_up: false };
         let shared = Arc::new(watch::Sender::new(state));
-        fetches.insert(diff_id.clone(), Arc::clone(&shared));
-        Ok(LayerClaim { claims, diff_id, shared, owner: 0, progress })
+        fetches.insert(fetch.clone(), Arc::clone(&shared));
+        Ok(LayerClaim { claims, fetch, shared, owner: 0, progress })
     }
 }
 
@@ -119,7 +140,7 @@ impl<L> LayerClaims<L> {
 #[derive(Debug)]
 pub struct LayerClaim<L> {
     claims: LayerClaims<L>,
-    diff_id: Digest,
+    fetch: FetchId,
     shared: ClaimedLayer<L>,
     owner: u64,
     progress: Arc<FetchProgress>,
@@ -157,7 +178,7 @@ impl<L> Drop for LayerClaim<L> {
         if self.shared.borrow().owner != self.owner {
             return;
         }
-        fetches.remove(&self.diff_id);
+        fetches.remove(&self.fetch);
         self.shared.send_modify(|state| state.given_up = true);
     }
 }
@@ -166,9 +187,8 @@ impl<L> Drop for LayerClaim<L> {
 #[derive(Debug)]
 pub struct LayerWait<L> {
     claims: LayerClaims<L>,
-    diff_id: Digest,
     shared: ClaimedLayer<L>,
-    keys: [LayerKey; 2],
+    request: ClaimRequest,
 }
 
 #[expect(private_bounds, reason = "only handles of layers are claimed")]
@@ -178,11 +198,11 @@ impl<L: KeyedLayer> LayerWait<L> {
     where
         L: Send + Sync + 'static,
     {
-        let (mut state, keys) = (self.shared.subscribe(), self.keys.clone());
+        let (mut state, request) = (self.shared.subscribe(), self.request.clone());
         async move {
             let ended = state.wait_for(|state| state.given_up || state.layer.is_some()).await;
             let layer = ended.ok().and_then(|state| state.layer.clone());
-            layer.filter(|layer| keys.contains(layer.layer_key()))
+            layer.filter(|layer| layer.is_requested(&request))
         }
     }
 
@@ -202,7 +222,7 @@ impl<L: KeyedLayer> LayerWait<L> {
         });
         claimed.map(|(owner, progress)| LayerClaim {
             claims: self.claims.clone(),
-            diff_id: self.diff_id.clone(),
+            fetch: self.request.fetch(),
             shared: Arc::clone(&self.shared),
             owner,
             progress,
@@ -226,9 +246,8 @@ mod tests {
     ) -> Claimed<LayerClaim<u8>, LayerWait<u8>, u8> {
         let diff_id = Digest::sha256(layer);
         let keys = [LayerKey::from(&diff_id), LayerKey::from(&diff_id)];
-        claims
-            .claim::<Infallible>(&diff_id, &keys, FetchProgress::default(), |_| Ok(present()))
-            .expect("no error")
+        let request = ClaimRequest { source: BlobSource::archive(diff_id.clone(), 1), diff_id, keys };
+        claims.claim::<Infallible>(&request, FetchProgress::default(), |_| Ok(present())).expect("no error")
     }
 
     #[test]

@@ -25,6 +25,7 @@ use super::listing::put_image;
 use super::records::{ImageLayer, ImageRecord, LayerKey, LayerRecord, LeaseRecord, UnpackRatio, seconds};
 use super::references::ReferencedItem;
 use super::shared_sync::{SharedSync, sync_each};
+use super::transfers::put_transfers;
 use super::usage::taken;
 use crate::disk::{DiskSpace, SizeAccuracy, measure};
 use crate::erofs::digest::LayerCheck;
@@ -50,8 +51,12 @@ pub struct ImageCommit {
     pub has_digest: bool,
     /// Its layers, lowest first.
     pub layers: Vec<CommitLayer>,
+    /// Downloads of its layers, which are of no more use.
+    pub downloads: Vec<Digest>,
     /// Pinned: never removed by GC.
     pub pinned: bool,
+    /// Loaded from an archive by an administrator.
+    pub preloaded: bool,
     /// A lease to create in the same transaction, so that GC cannot remove the image in between.
     pub lease: Option<LeaseRecord>,
     /// A lease to end in the same transaction: that of the pull.
@@ -95,7 +100,6 @@ impl Store {
             Ok(())
         })?;
         self.0.forget_fresh(layers.iter());
-        self.0.discard_ingests(layers.iter().map(|layer| &layer.record().facts.digest));
         Ok(())
     }
 }
@@ -138,7 +142,7 @@ impl OpenStore {
         self.note_images(others.iter().chain([&record]));
         drop(gate);
         drop(held);
-        self.discard_ingests(record.layers.iter().map(|layer| &layer.digest));
+        self.discard_ingests(&image.downloads);
         Ok(record)
     }
 
@@ -167,6 +171,7 @@ impl OpenStore {
             disk_bytes: 0,
             user: config.user.clone(),
             pinned: image.pinned,
+            preloaded: image.preloaded,
             created: config.created.clone(),
             pulled_at: seconds(now),
             complete: true,
@@ -218,6 +223,7 @@ impl OpenStore {
             let before = writer.get::<LayerRecord>(LAYERS, key.as_str())?;
             if let Some(record) = fresh.get(key).filter(|_| layer.is_fresh()) {
                 writer.put(LAYERS, key.as_str(), record)?;
+                put_transfers(writer, key, &layer.transfers())?;
                 if before.is_some() {
                     // It was damaged and is back: images that waited for it may be whole again.
                     self.recheck_images(writer, key)?;
@@ -334,6 +340,7 @@ fn merge(record: &mut ImageRecord, before: ImageRecord) {
         }
     }
     record.pinned |= before.pinned;
+    record.preloaded |= before.preloaded;
 }
 
 /// Gives a name to an image; returns the image that had it before.

@@ -38,6 +38,8 @@ pub(crate) const NAMES: DbTable = DbTable("names");
 pub(crate) const LAYERS: DbTable = DbTable("layers");
 /// `layer/KEY/IMAGE` and `blob/DIGEST/IMAGE`, to nothing: which images need a layer or a blob.
 pub(crate) const USES: DbTable = DbTable("uses");
+/// Layer key to the [`BlobSource`](super::blob_source::BlobSource)s that have sent the layer, the oldest first.
+pub(crate) const TRANSFERS: DbTable = DbTable("transfers");
 /// Lease id to [`LeaseRecord`](super::records::LeaseRecord).
 pub(crate) const LEASES: DbTable = DbTable("leases");
 /// Mount id to [`MountRecord`](super::records::MountRecord).

@@ -144,7 +144,7 @@ impl FetchProgress {
     }
 }
 
-/// The fetch that downloads each blob: one blob has one download at a time. Clones share the list.
+/// The fetch that has each download. Clones share the list.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct BlobDownloads(Arc<Mutex<HashMap<Digest, Weak<FetchProgress>>>>);
 
@@ -153,16 +153,16 @@ impl BlobDownloads {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a fetch that downloads this blob from now on.
-    pub(crate) fn begin(&self, blob: &Digest, progress: &Arc<FetchProgress>) {
+    /// Adds a fetch that has this download from now on.
+    pub(crate) fn begin(&self, download: &Digest, progress: &Arc<FetchProgress>) {
         let mut list = self.list();
         list.retain(|_, progress| progress.strong_count() > 0);
-        list.insert(blob.clone(), Arc::downgrade(progress));
+        list.insert(download.clone(), Arc::downgrade(progress));
     }
 
-    /// Stops the fetch that downloads this blob if it is stuck for `waiter`.
-    pub(crate) fn interrupt_stuck(&self, blob: &Digest, waiter: &FetchSource, now: Instant) {
-        let progress = self.list().get(blob).and_then(Weak::upgrade);
+    /// Stops the fetch that has this download if it is stuck for `waiter`.
+    pub(crate) fn interrupt_stuck(&self, download: &Digest, waiter: &FetchSource, now: Instant) {
+        let progress = self.list().get(download).and_then(Weak::upgrade);
         if let Some(progress) = progress {
             progress.interrupt_for(waiter, now);
         }

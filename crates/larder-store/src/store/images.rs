@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashSet};
 use larder::backend;
 use larder::reference::{Digest, ImageName};
 
-use super::db::{DbRead, DbResult, IMAGES, NAMES, encode};
+use super::db::{DbRead, DbReadTransaction, DbResult, IMAGES, NAMES, encode};
 use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::{OpenStore, Store};
 use super::layout::{digest_of_name, names_in};
@@ -75,6 +75,17 @@ impl Store {
             })?;
             Ok(images)
         })
+    }
+
+    /// Whether an administrator loaded this image from an archive. The image may lack a layer.
+    pub fn is_preloaded(&self, id: &Digest) -> Result<bool, StoreError> {
+        let get = |reader: &DbReadTransaction| reader.get::<ImageRecord>(IMAGES, id.as_str());
+        Ok(self.0.db.read("look up an image", get)?.is_some_and(|image| image.preloaded))
+    }
+
+    /// The IDs of all images with a record, also of those that lack a layer.
+    pub fn recorded_images(&self) -> Result<Vec<String>, StoreError> {
+        self.0.db.read("list images", |reader| reader.endings(IMAGES, ""))
     }
 
     /// The bytes of a manifest or config of an image; `None` if missing.

@@ -63,7 +63,8 @@ struct IngestExtents {
 }
 
 impl Store {
-    /// Starts or resumes the fetch of a blob of `size` bytes. `Busy` while another pull of this process fetches it.
+    /// Starts or resumes a [download](super::BlobSource::download) of `size` bytes. `Busy` while another pull of this process
+    /// has it.
     pub fn ingest(&self, digest: &Digest, size: u64) -> Result<IngestFile, StoreError> {
         let doing = "create a file for a blob";
         let inner = &self.0;
@@ -120,7 +121,7 @@ fn open_data(disk: &dyn Disk, dir: &Path, size: u64) -> io::Result<(Arc<dyn Disk
 }
 
 impl IngestFile {
-    /// Digest of the blob.
+    /// Identifies the download.
     pub fn digest(&self) -> &Digest {
         &self.0.digest
     }
@@ -375,9 +376,9 @@ impl OpenStore {
         Ok((ByteRanges::default(), ByteRanges::default()))
     }
 
-    /// Removes the fetched blobs of committed layers.
-    pub(super) fn discard_ingests<'a>(&self, archives: impl IntoIterator<Item = &'a Digest>) {
-        for digest in archives {
+    /// Removes the downloads of committed layers.
+    pub(super) fn discard_ingests(&self, downloads: &[Digest]) {
+        for digest in downloads {
             let dir = self.layout.ingest(digest);
             if self.references.has(&ReferencedItem::Ingest(digest.clone())) || !dir.exists() {
                 continue;

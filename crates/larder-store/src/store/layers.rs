@@ -11,8 +11,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use larder::reference::Digest;
 
-use super::claims::{self, Claimed, KeyedLayer, LayerClaims};
-use super::db::{DbRead as _, DbReadTransaction, LAYERS, MOUNTS, encode};
+use super::blob_source::{BlobSource, is_proved, merge_transfers};
+use super::claims::{self, ClaimRequest, Claimed, KeyedLayer, LayerClaims};
+use super::db::{DbRead as _, DbResult, DbReadTransaction, LAYERS, MOUNTS, TRANSFERS, encode};
 use super::error::{StoreError, StoreErrorContext as _};
 use super::fetch_progress::FetchProgress;
 use super::handle::{OpenStore, Store};
@@ -40,6 +41,8 @@ struct LayerHandleInner {
     written: Option<Arc<SharedSync>>,
     /// Not completely written to disk.
     lost: AtomicBool,
+    /// Sources that have sent the layer.
+    transfers: Mutex<Vec<BlobSource>>,
     _hold: ItemReference,
     store: Arc<OpenStore>,
 }
@@ -85,12 +88,34 @@ impl LayerHandle {
         self.0.lost.store(true, Ordering::Release);
     }
 
+    /// Returns true if a source that has sent the layer proves that `source` may use it.
+    pub(crate) fn is_proved_for(&self, source: &BlobSource) -> bool {
+        is_proved(&self.0.transfers(), source)
+    }
+
+    pub(super) fn has_transfer(&self, source: &BlobSource) -> bool {
+        self.0.transfers().contains(source)
+    }
+
+    /// The sources that have sent the layer.
+    pub(super) fn transfers(&self) -> Vec<BlobSource> {
+        self.0.transfers().clone()
+    }
+
+    pub(super) fn note_transfers(&self, new: &[BlobSource]) {
+        merge_transfers(&mut self.0.transfers(), new);
+    }
+
     pub(super) fn set_committed(&self) {
         self.0.uncommitted.store(false, Ordering::Release);
     }
 }
 
 impl LayerHandleInner {
+    fn transfers(&self) -> MutexGuard<'_, Vec<BlobSource>> {
+        self.transfers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Whether some of it may not be on disk, although a reader still sees it.
     fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Acquire) || has_failed(self.written.as_ref())
@@ -155,8 +180,8 @@ pub(crate) enum ClaimKey {
 }
 
 impl KeyedLayer for LayerHandle {
-    fn layer_key(&self) -> &LayerKey {
-        self.key()
+    fn is_requested(&self, request: &ClaimRequest) -> bool {
+        request.keys.contains(self.key()) && self.is_proved_for(&request.source)
     }
 }
 
@@ -176,16 +201,19 @@ impl LayerStaging {
     }
 
     /// Moves the layer into the store: its file, with what the store knows of the layer behind it. It is visible and durable
-    /// only after an image was committed with it.
+    /// only after an image was committed with it. `source` has sent the bytes of the layer.
     pub fn finish(
         self,
         key: &LayerKey,
         facts: LayerMetadata,
         file: ErofsFile,
+        source: &BlobSource,
     ) -> Result<LayerHandle, StoreError> {
-        let (path, record) = self.complete(key, facts, file)?;
+        let transfers = vec![source.clone()];
+        let (path, record) = self.complete(key, facts, file, &transfers)?;
         let (store, dir) = (self.store.clone(), self.dir.clone());
-        let layer = self.place(&path, record)?;
+        let layer = self.place(&path, record, transfers)?;
+        store.add_transfer(&layer, source)?;
         // If this fails too, the rest is removed when the store is opened.
         let _ = store.disk.remove_tree(&dir, &|| true).or_else(|_| store.discard(&dir));
         Ok(layer)
@@ -197,15 +225,16 @@ impl LayerStaging {
         key: &LayerKey,
         facts: LayerMetadata,
         erofs: ErofsFile,
+        transfers: &[BlobSource],
     ) -> Result<(PathBuf, LayerRecord), StoreError> {
         let doing = "record a layer";
         let path = self.dir.join(LAYER_FILE);
         let file = self.store.disk.open(&path, FileOpenMode::Existing).context(doing)?;
         let end = erofs.bytes;
         let mut record = LayerStaging::record(key, facts, erofs);
-        write_record(&*file, end, &self.copy_of(&record)?).context(doing)?;
+        write_record(&*file, end, &self.copy_of(&record, transfers)?).context(doing)?;
         record.usage = measure(&path).context("measure a layer")?;
-        write_record(&*file, end, &self.copy_of(&record)?).context(doing)?;
+        write_record(&*file, end, &self.copy_of(&record, transfers)?).context(doing)?;
         Ok((path, record))
     }
 
@@ -220,15 +249,21 @@ impl LayerStaging {
         }
     }
 
-    fn place(mut self, from: &Path, record: LayerRecord) -> Result<LayerHandle, StoreError> {
+    fn place(
+        mut self,
+        from: &Path,
+        record: LayerRecord,
+        transfers: Vec<BlobSource>,
+    ) -> Result<LayerHandle, StoreError> {
         let written = Some(self.written.clone());
-        let layer = self.store.place(from, UncommittedLayer { record, written })?;
+        let layer = self.store.place(from, UncommittedLayer { record, written, transfers })?;
         self.finished = true;
         Ok(layer)
     }
 
-    fn copy_of(&self, record: &LayerRecord) -> Result<Vec<u8>, StoreError> {
-        let copy = LayerRecordFile { record: record.clone(), boot: self.store.disk.boot_id() };
+    fn copy_of(&self, record: &LayerRecord, transfers: &[BlobSource]) -> Result<Vec<u8>, StoreError> {
+        let transfers = transfers.iter().map(BlobSource::without_login).collect();
+        let copy = LayerRecordFile { record: record.clone(), boot: self.store.disk.boot_id(), transfers };
         encode(record.key.as_str(), &copy).context("record a layer")
     }
 }
@@ -244,18 +279,23 @@ impl Drop for LayerStaging {
 }
 
 impl Store {
-    /// Finds a layer, or claims its fetch for one caller, so that a layer needed by several pulls is fetched once.
+    /// Finds a layer that `source` may use, or claims its fetch for one caller, so that a blob that several pulls need is
+    /// fetched once from each repository.
     ///
     /// `chain_id` is that of the layers up to this one; it names the layer where its content depends on them.
-    pub fn claim(&self, diff_id: &Digest, chain_id: &Digest) -> Result<ClaimOutcome, StoreError> {
-        self.claim_for(diff_id, chain_id, ClaimKey::Any, FetchProgress::default())
+    pub fn claim(
+        &self,
+        source: &BlobSource,
+        diff_id: &Digest,
+        chain_id: &Digest,
+    ) -> Result<ClaimOutcome, StoreError> {
+        self.claim_for(source, diff_id, chain_id, ClaimKey::Any, FetchProgress::default())
     }
 
-    /// Like [`claim`](Store::claim), for a pull from a source: another pull may take the fetch over.
-    ///
-    /// Claims are by diff ID, which only the manifest asserts until the layer is unpacked.
+    /// Like [`claim`](Store::claim), for a pull: another pull may take the fetch over.
     pub(crate) fn claim_for(
         &self,
+        source: &BlobSource,
         diff_id: &Digest,
         chain_id: &Digest,
         key: ClaimKey,
@@ -266,15 +306,18 @@ impl Store {
             ClaimKey::ChainId => chain_id,
         };
         let keys = [LayerKey::from(chain_id), LayerKey::from(other)];
-        let present = |keys: &[LayerKey; 2]| {
-            for key in keys {
-                if let Some(layer) = self.layer(key)?.filter(|layer| layer.record().is_whole()) {
+        let request = ClaimRequest { source: source.clone(), diff_id: diff_id.clone(), keys };
+        let present = |request: &ClaimRequest| {
+            let is_usable =
+                |layer: &LayerHandle| layer.record().is_whole() && layer.is_proved_for(&request.source);
+            for key in &request.keys {
+                if let Some(layer) = self.layer(key)?.filter(is_usable) {
                     return Ok(Some(layer));
                 }
             }
             Ok::<_, StoreError>(None)
         };
-        self.0.uncommitted_layers.claims.claim(diff_id, &keys, progress, present)
+        self.0.uncommitted_layers.claims.claim(&request, progress, present)
     }
 
     /// The layer of this key, if it is here.
@@ -292,9 +335,9 @@ impl Store {
             Some(kept) => return Ok(Some(self.0.fresh(kept, hold))),
             None => {}
         }
-        let get = |reader: &DbReadTransaction| reader.get::<LayerRecord>(LAYERS, key.as_str());
-        let record = self.0.db.read("look up a layer", get)?.filter(|record| record.present);
-        Ok(record.map(|record| self.0.committed(record, hold)))
+        let found = self.0.db.read("look up a layer", |reader| read_layer(reader, key))?;
+        let found = found.filter(|(record, _)| record.present);
+        Ok(found.map(|(record, transfers)| self.0.committed(record, transfers, hold)))
     }
 
     /// A new directory to unpack a layer into.
@@ -307,9 +350,24 @@ impl Store {
     }
 }
 
+/// The record of a layer, and the sources that have sent it.
+fn read_layer(
+    reader: &DbReadTransaction,
+    key: &LayerKey,
+) -> DbResult<Option<(LayerRecord, Vec<BlobSource>)>> {
+    let Some(record) = reader.get::<LayerRecord>(LAYERS, key.as_str())? else { return Ok(None) };
+    let transfers = reader.get::<Vec<BlobSource>>(TRANSFERS, key.as_str())?;
+    Ok(Some((record, transfers.unwrap_or_default())))
+}
+
 impl OpenStore {
     /// The handle of a layer in the database.
-    fn committed(self: &Arc<Self>, record: LayerRecord, hold: ItemReference) -> LayerHandle {
+    fn committed(
+        self: &Arc<Self>,
+        record: LayerRecord,
+        transfers: Vec<BlobSource>,
+        hold: ItemReference,
+    ) -> LayerHandle {
         let path = self.layout.layer(&record.key);
         let (uncommitted, store) = (AtomicBool::new(false), self.clone());
         LayerHandle(Arc::new(LayerHandleInner {
@@ -318,6 +376,7 @@ impl OpenStore {
             uncommitted,
             written: None,
             lost: AtomicBool::new(false),
+            transfers: Mutex::new(transfers),
             _hold: hold,
             store,
         }))
@@ -336,10 +395,11 @@ impl OpenStore {
             self.discard(from).context(doing)?;
             return Ok(LayerHandle(layer.clone()));
         }
-        let present = self.db.read(doing, |reader| reader.get::<LayerRecord>(LAYERS, key.as_str()))?;
-        if let Some(present) = present.filter(|present| present.is_whole() || (present.present && used)) {
+        let present = self.db.read(doing, |reader| read_layer(reader, &key))?;
+        let stays = |present: &LayerRecord| present.is_whole() || (present.present && used);
+        if let Some((present, transfers)) = present.filter(|(present, _)| stays(present)) {
             self.discard(from).context(doing)?;
-            return Ok(self.committed(present, hold));
+            return Ok(self.committed(present, transfers, hold));
         }
         self.discard_layer(&key)
             .and_then(|()| self.disk.rename(from, &self.layout.layer(&key)))
@@ -363,11 +423,12 @@ impl OpenStore {
 
     /// The handle of a layer that waits for a commit.
     fn fresh(self: &Arc<Self>, layer: UncommittedLayer, hold: ItemReference) -> LayerHandle {
-        let UncommittedLayer { record, written } = layer;
+        let UncommittedLayer { record, written, transfers } = layer;
         let path = self.layout.layer(&record.key);
         let (uncommitted, store) = (AtomicBool::new(true), self.clone());
-        let lost = AtomicBool::new(false);
-        let inner = LayerHandleInner { record, path, uncommitted, written, lost, _hold: hold, store };
+        let (lost, transfers) = (AtomicBool::new(false), Mutex::new(transfers));
+        let inner =
+            LayerHandleInner { record, path, uncommitted, written, lost, transfers, _hold: hold, store };
         let layer = Arc::new(inner);
         self.uncommitted_layers.fresh().insert(layer.record.key.clone(), Arc::downgrade(&layer));
         LayerHandle(layer)
@@ -392,9 +453,10 @@ impl OpenStore {
             return Ok(());
         }
         let leased = self.leased_archives().map_err(io::Error::other)?;
-        if leased.contains(&layer.record.facts.digest) && !layer.is_lost() {
-            let (record, written) = (layer.record.clone(), layer.written.clone());
-            self.uncommitted_layers.kept.put(UncommittedLayer { record, written });
+        let (record, written) = (layer.record.clone(), layer.written.clone());
+        let kept = UncommittedLayer { record, written, transfers: layer.transfers().clone() };
+        if kept.is_of(&leased) && !layer.is_lost() {
+            self.uncommitted_layers.kept.put(kept);
             return Ok(());
         }
         self.discard(&layer.path)?;

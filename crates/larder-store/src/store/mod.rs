@@ -13,6 +13,7 @@
 //! Methods block on the disk: async callers use `spawn_blocking`. Clones share the store.
 
 pub mod admission;
+mod blob_source;
 pub(crate) mod blobs;
 mod claims;
 pub(crate) mod commit;
@@ -42,13 +43,15 @@ mod recover;
 pub(crate) mod references;
 mod remove;
 mod resumable_layers;
-mod resumable_list;
+pub(crate) mod resumable_list;
 mod shared_sync;
 mod sharing;
 pub(crate) mod snapshot_records;
+pub(crate) mod transfers;
 mod trash;
 mod usage;
 
+pub use blob_source::{BlobSource, TransferLogin};
 pub use claims::Claimed;
 pub use commit::{CommitLayer, ImageCommit};
 pub use config::StoreConfig;

@@ -17,6 +17,7 @@ use super::layout::{digest_of_name, names_in};
 use super::records::{LayerRecord, LeaseKind, LeaseRecord, seconds};
 use super::references::{ItemReference, ReferencedItem};
 use super::remove::unused;
+use super::resumable_list::UncommittedLayer;
 use crate::disk::{DiskSpace, measure};
 
 /// Archives that a running pull needs. Their downloads and layers are not reclaimed until this is dropped.
@@ -172,9 +173,8 @@ impl OpenStore {
         self.discard_resumable_layers(|layer| self.can_reclaim_layer(&leased, layer), &mut freed.layers)
     }
 
-    fn can_reclaim_layer(&self, leased: &HashSet<Digest>, layer: &LayerRecord) -> bool {
-        let archive = &layer.facts.digest;
-        !leased.contains(archive) && !self.is_in_flight(archive)
+    fn can_reclaim_layer(&self, leased: &HashSet<Digest>, layer: &UncommittedLayer) -> bool {
+        !layer.is_of(leased) && !layer.downloads().any(|download| self.is_in_flight(&download))
     }
 
     fn discard_downloads(

@@ -82,6 +82,9 @@ pub struct ImageRecord {
     pub user: String,
     /// Never to be collected.
     pub pinned: bool,
+    /// Whether an administrator loaded it from an archive. Any other image was pulled.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub preloaded: bool,
     /// When it was built, as its config says; empty if it does not.
     pub created: String,
     /// When it was last pulled or loaded.
@@ -177,7 +180,7 @@ pub struct LeaseResources {
     pub images: Vec<Digest>,
     /// Layers, kept even when no image has them.
     pub layers: Vec<LayerKey>,
-    /// Blobs being fetched, kept for resuming whatever their age.
+    /// Downloads, kept for resuming whatever their age, with the layers that they became.
     pub ingests: Vec<Digest>,
 }
 

@@ -10,7 +10,9 @@ use larder::backend::RemoveOptions;
 use larder::reference::{Digest, ImageName};
 
 use super::commit::delete_uses;
-use super::db::{DbRead, DbResult, DbTransaction, IMAGES, LAYERS, LEASES, MOUNTS, TransactionAbort, USES};
+use super::db::{
+    DbRead, DbResult, DbTransaction, IMAGES, LAYERS, LEASES, MOUNTS, TRANSFERS, TransactionAbort, USES,
+};
 use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::{OpenStore, Store};
 use super::images::find;
@@ -239,6 +241,7 @@ impl FreedContent {
             self.usage += layer.usage;
         }
         writer.delete(LAYERS, key.as_str())?;
+        writer.delete(TRANSFERS, key.as_str())?;
         self.layers.push(key.clone());
         Ok(())
     }

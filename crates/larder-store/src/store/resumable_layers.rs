@@ -14,12 +14,12 @@ use super::db::{DbRead as _, LEASES, decode};
 use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::OpenStore;
 use super::layer_file::read_record;
-use super::records::{LayerKey, LayerRecord, LeaseRecord};
+use super::records::{LayerKey, LeaseRecord};
 use super::resumable_list::{LayerRecordFile, UncommittedLayer};
 use crate::disk::DiskSpace;
 
 impl OpenStore {
-    /// The digests of archives that leases name: what a pull may come back for.
+    /// The downloads that leases name: what a pull may come back for.
     pub(super) fn leased_archives(&self) -> Result<HashSet<Digest>, StoreError> {
         let mut leased = HashSet::new();
         let note = |lease: LeaseRecord| leased.extend(lease.leased.ingests);
@@ -30,7 +30,7 @@ impl OpenStore {
     /// Moves resumable layers to the trash. Adds to `freed` what they take.
     pub(super) fn discard_resumable_layers(
         &self,
-        choose: impl Fn(&LayerRecord) -> bool,
+        choose: impl Fn(&UncommittedLayer) -> bool,
         freed: &mut DiskSpace,
     ) -> Result<(), StoreError> {
         let _gate = self.gate();
@@ -57,13 +57,13 @@ impl OpenStore {
     pub(super) fn keep_resumable_layer(&self, name: &str, leased: &HashSet<Digest>) -> bool {
         let Some(key) = LayerKey::parse(name) else { return false };
         let Ok(note) = read_record(&self.layout.layer(&key)) else { return false };
-        let Ok(LayerRecordFile { record, boot }) = decode::<LayerRecordFile>(name, &note) else {
+        let Ok(LayerRecordFile { record, boot, transfers }) = decode::<LayerRecordFile>(name, &note) else {
             return false;
         };
-        let wanted =
-            record.key == key && boot == self.disk.boot_id() && leased.contains(&record.facts.digest);
+        let layer = UncommittedLayer { record, written: None, transfers };
+        let wanted = layer.record.key == key && boot == self.disk.boot_id() && layer.is_of(leased);
         if wanted {
-            self.uncommitted_layers.kept.put(UncommittedLayer { record, written: None });
+            self.uncommitted_layers.kept.put(layer);
         }
         wanted
     }

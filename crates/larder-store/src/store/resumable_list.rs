@@ -1,22 +1,27 @@
 //! The list of layers that are retained for the next attempt of a pull; `resumable_layers.rs` decides which.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use larder::reference::Digest;
 use serde::{Deserialize, Serialize};
 
+use super::blob_source::BlobSource;
 use super::records::{LayerKey, LayerRecord};
 use super::shared_sync::{SharedSync, has_failed};
 use crate::disk::DiskSpace;
 
 /// Content of a layer's own copy of its record.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct LayerRecordFile {
+pub(crate) struct LayerRecordFile {
     /// In the same object, so that a rebuild reads the copy as the record.
     #[serde(flatten)]
-    pub(super) record: LayerRecord,
+    pub(crate) record: LayerRecord,
     /// The run of the machine in which it was unpacked.
-    pub(super) boot: String,
+    pub(crate) boot: String,
+    /// The source that has sent it, without the hash of its credential.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) transfers: Vec<BlobSource>,
 }
 
 /// A finished layer that no commit has named.
@@ -25,9 +30,21 @@ pub(super) struct UncommittedLayer {
     pub(super) record: LayerRecord,
     /// Opened before its first write; `None` if a dead process wrote it.
     pub(super) written: Option<Arc<SharedSync>>,
+    /// The sources that have sent it.
+    pub(super) transfers: Vec<BlobSource>,
 }
 
 impl UncommittedLayer {
+    /// Whether one of these downloads became this layer.
+    pub(super) fn is_of(&self, downloads: &HashSet<Digest>) -> bool {
+        self.downloads().any(|download| downloads.contains(&download))
+    }
+
+    /// The downloads that became this layer.
+    pub(super) fn downloads(&self) -> impl Iterator<Item = Digest> {
+        self.transfers.iter().map(BlobSource::download)
+    }
+
     /// Whether some of it may not be on disk, although a reader still sees it.
     pub(super) fn is_lost(&self) -> bool {
         has_failed(self.written.as_ref())
@@ -57,15 +74,14 @@ impl ResumableLayers {
     }
 
     /// Returns the disk usage of the layers that `choose` selects.
-    pub(super) fn usage_of(&self, choose: impl Fn(&LayerRecord) -> bool) -> DiskSpace {
+    pub(super) fn usage_of(&self, choose: impl Fn(&UncommittedLayer) -> bool) -> DiskSpace {
         let layers = self.layers();
-        let chosen = layers.values().map(|layer| &layer.record).filter(|layer| choose(layer));
-        chosen.map(|layer| layer.usage).sum()
+        layers.values().filter(|layer| choose(layer)).map(|layer| layer.record.usage).sum()
     }
 
     /// Lists the layers that `choose` selects.
-    pub(super) fn layers_that(&self, choose: impl Fn(&LayerRecord) -> bool) -> Vec<LayerRecord> {
+    pub(super) fn layers_that(&self, choose: impl Fn(&UncommittedLayer) -> bool) -> Vec<LayerRecord> {
         let layers = self.layers();
-        layers.values().map(|layer| &layer.record).filter(|layer| choose(layer)).cloned().collect()
+        layers.values().filter(|layer| choose(layer)).map(|layer| layer.record.clone()).collect()
     }
 }

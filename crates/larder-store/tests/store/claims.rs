@@ -5,14 +5,14 @@ use larder_store::store::{ClaimOutcome, LayerClaim, LayerWait, Store};
 use crate::help::*;
 
 fn fetch(store: &Store, layer: &str) -> LayerClaim {
-    match store.claim(&diff_id(layer), &digest("chain")).unwrap() {
+    match store.claim(&blob(&facts(layer)), &diff_id(layer), &digest("chain")).unwrap() {
         ClaimOutcome::Fetch(claim) => claim,
         other => panic!("{other:?}"),
     }
 }
 
 fn wait(store: &Store, layer: &str) -> LayerWait {
-    match store.claim(&diff_id(layer), &digest("chain")).unwrap() {
+    match store.claim(&blob(&facts(layer)), &diff_id(layer), &digest("chain")).unwrap() {
         ClaimOutcome::Wait(waiting) => waiting,
         other => panic!("{other:?}"),
     }
@@ -39,7 +39,7 @@ async fn a_layer_that_was_fetched_is_present_before_any_commit() {
     let claim = fetch(&scratch.store, "a");
     let layer = layer(&scratch.store, "a");
     claim.done(&layer);
-    let claimed = scratch.store.claim(&diff_id("a"), &digest("chain")).unwrap();
+    let claimed = scratch.store.claim(&blob(&facts("a")), &diff_id("a"), &digest("chain")).unwrap();
     assert!(matches!(claimed, ClaimOutcome::Present(_)), "{claimed:?}");
     drop(layer);
     let ClaimOutcome::Present(layer) = claimed else { unreachable!() };
@@ -62,20 +62,21 @@ async fn when_the_fetch_is_given_up_the_next_one_takes_it_over() {
 async fn a_layer_that_depends_on_those_below_serves_only_there() {
     let scratch = TempStore::new();
     let claim = fetch(&scratch.store, "a");
-    let other_chain = match scratch.store.claim(&diff_id("a"), &digest("other chain")).unwrap() {
-        ClaimOutcome::Wait(waiting) => waiting,
-        other => panic!("{other:?}"),
-    };
+    let other_chain =
+        match scratch.store.claim(&blob(&facts("a")), &diff_id("a"), &digest("other chain")).unwrap() {
+            ClaimOutcome::Wait(waiting) => waiting,
+            other => panic!("{other:?}"),
+        };
     let chain = larder_store::store::LayerKey::from(&digest("chain"));
     let layer = layer_of(&scratch.store, &chain, facts("a"), &[]);
     claim.done(&layer);
     assert!(other_chain.ended().await.is_none(), "its key is another chain's");
     assert!(matches!(
-        scratch.store.claim(&diff_id("a"), &digest("chain")).unwrap(),
+        scratch.store.claim(&blob(&facts("a")), &diff_id("a"), &digest("chain")).unwrap(),
         ClaimOutcome::Present(_)
     ));
     assert!(matches!(
-        scratch.store.claim(&diff_id("a"), &digest("other chain")).unwrap(),
+        scratch.store.claim(&blob(&facts("a")), &diff_id("a"), &digest("other chain")).unwrap(),
         ClaimOutcome::Fetch(_)
     ));
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use larder_store::fsck::{FsckOptions, FsckReport, MissingContent, RepairState, StoreDamage};
 use larder_store::mounts::{MountError, MountOptions};
 use larder_store::store::{
-    ClaimOutcome, LAYER_FILE, LayerHandle, LayerKey, LayerMetadata, Store, StoreOpenError,
+    BlobSource, ClaimOutcome, LAYER_FILE, LayerHandle, LayerKey, LayerMetadata, Store, StoreOpenError,
 };
 use larder_store::unpack::{ExpectedLayer, MergedLayers, UnpackOptions, unpack_layer};
 
@@ -44,7 +44,8 @@ pub(crate) fn unpacked_entries(
     let file = staging.dir().join(LAYER_FILE);
     let (_, layer) = unpack_layer(&archive[..], &expected, &file, &UnpackOptions::default()).unwrap();
     let layer = layer.finish(&MergedLayers::default()).unwrap();
-    staging.finish(&LayerKey::from(&diff_id), facts, layer.file).unwrap()
+    let blob = blob(&facts);
+    staging.finish(&LayerKey::from(&diff_id), facts, layer.file, &blob).unwrap()
 }
 
 pub(crate) fn two_images() -> TempStore {
@@ -219,7 +220,8 @@ fn a_damaged_layer_is_fetched_again_by_a_pull_and_survives_a_restart() {
     let scratch = two_images();
     let layer = scratch.store.image("app").unwrap().unwrap().layers[0].clone();
     damage_layer(&layer_dir(&scratch.store, "app"));
-    let claimed = |store: &Store| store.claim(&layer.diff_id, &layer.diff_id).unwrap();
+    let blob = BlobSource::archive(layer.digest.clone(), layer.size);
+    let claimed = |store: &Store| store.claim(&blob, &layer.diff_id, &layer.diff_id).unwrap();
     assert!(matches!(claimed(&scratch.store), ClaimOutcome::Present(_)), "the damage is unknown");
     repair(&scratch.store);
     let scratch = scratch.reopen();

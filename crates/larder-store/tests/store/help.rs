@@ -10,8 +10,8 @@ use larder_erofs::{ErofsEntry, ErofsEntryKind, ErofsOptions, ErofsTime, ErofsWri
 use larder_store::disk::{Disk, FileOpenMode};
 use larder_store::erofs::ErofsFile;
 use larder_store::store::{
-    CommitLayer, ImageCommit, ImageRecord, LAYER_FILE, LayerHandle, LayerKey, LayerMetadata, LayerStaging,
-    Store, StoreConfig,
+    BlobSource, CommitLayer, LAYER_FILE, ImageCommit, ImageRecord, LayerHandle, LayerKey, LayerMetadata,
+    LayerStaging, Store, StoreConfig,
 };
 use sha2::{Digest as _, Sha256};
 
@@ -77,6 +77,16 @@ pub(crate) fn facts(layer: &str) -> LayerMetadata {
     }
 }
 
+/// The blob of a layer, which an archive has sent.
+pub(crate) fn blob(facts: &LayerMetadata) -> BlobSource {
+    BlobSource::archive(facts.digest.clone(), facts.compressed_bytes)
+}
+
+/// The download of the layer of this name.
+pub(crate) fn download(layer: &str) -> Digest {
+    blob(&facts(layer)).download()
+}
+
 /// The layer of this name: the present one, or one "unpacked" now, through `disk` so that it can fail.
 pub(crate) fn layer_on(
     disk: &dyn Disk,
@@ -101,7 +111,8 @@ pub(crate) fn stage(
 ) -> Result<LayerHandle, Box<dyn std::error::Error>> {
     let path = staging.dir().join(LAYER_FILE);
     disk.open(&path, FileOpenMode::CreateNew)?.write_all_at(erofs, 0)?;
-    Ok(staging.finish(key, facts, ErofsFile::of(&path)?)?)
+    let blob = blob(&facts);
+    Ok(staging.finish(key, facts, ErofsFile::of(&path)?, &blob)?)
 }
 
 /// A layer of these files.
@@ -171,7 +182,9 @@ pub(crate) fn image(names: &[&str], layers: &[LayerHandle]) -> ImageCommit {
         manifests: vec![(digest(&manifest), manifest)],
         has_digest: true,
         layers: layers.iter().map(commit_layer).collect(),
+        downloads: layers.iter().map(|layer| blob(&layer.record().facts).download()).collect(),
         pinned: false,
+        preloaded: false,
         lease: None,
         end_lease: None,
     }

@@ -128,7 +128,7 @@ fn a_reader_gets_the_end_of_the_stream() {
 fn fetched_blobs_are_removed_by_the_commit() {
     let scratch = TempStore::new();
     let layers = [layer(&scratch.store, "a")];
-    let file = scratch.store.ingest(&facts("a").digest, 1000).unwrap();
+    let file = scratch.store.ingest(&download("a"), 1000).unwrap();
     file.write_at(&[0; 1000], 0).unwrap();
     drop(file);
     scratch.store.commit(&image(&["app"], &layers), noon()).unwrap();

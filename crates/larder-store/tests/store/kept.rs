@@ -63,7 +63,7 @@ fn pull_leases(store: &Store) -> Vec<LeaseRecord> {
 
 /// A lease as that of a pull that wants this layer.
 fn wants(layer: &str) -> LeaseRecord {
-    let leased = LeaseResources { ingests: vec![facts(layer).digest], ..LeaseResources::default() };
+    let leased = LeaseResources { ingests: vec![download(layer)], ..LeaseResources::default() };
     LeaseRecord::granted(format!("pull/{layer}"), LeaseKind::Pull, leased, Duration::MAX, &noon().into())
 }
 
@@ -165,7 +165,7 @@ fn a_commit_of_a_kept_layer_makes_it_durable() {
     let root = disk.root().join("store");
     let store = Store::open_on(Arc::new(disk.clone()), &root, config()).unwrap();
     let layer = unpacked_layer(&store, &[("etc/name", "a")]);
-    let (wanted, ingests) = (layer.key().clone(), vec![layer.record().facts.digest.clone()]);
+    let (wanted, ingests) = (layer.key().clone(), vec![blob(&layer.record().facts).download()]);
     let leased = LeaseResources { ingests, ..LeaseResources::default() };
     store.lease(&LeaseRecord { leased, ..wants("a") }).unwrap();
     drop(layer);
@@ -250,7 +250,7 @@ fn leftovers() -> TempStore {
     let seconds = 60;
     scratch.store.lease(&LeaseRecord { seconds, ..wants("a") }).unwrap();
     drop(layer(&scratch.store, "a"));
-    let download = scratch.store.ingest(&facts("b").digest, 500_000).unwrap();
+    let download = scratch.store.ingest(&download("b"), 500_000).unwrap();
     download.write_at(&vec![7; 400_000], 0).unwrap();
     scratch.store.lease(&LeaseRecord { seconds, ..wants("b") }).unwrap();
     let leased = LeaseResources { layers: vec![key("c")], ..LeaseResources::default() };
@@ -307,7 +307,7 @@ fn what_a_running_pull_needs_is_never_reclaimed() {
     let later = SystemTime::now().max(noon()) + DAY;
     for trigger in [ReclaimTrigger::Schedule, ReclaimTrigger::Pressure, ReclaimTrigger::Request] {
         let scratch = leftovers();
-        let running = scratch.store.reference_archives(["a", "b"].map(|name| facts(name).digest));
+        let running = scratch.store.reference_archives(["a", "b"].map(download));
         reclaim(&scratch.store, trigger, later);
         assert_eq!(entries(&scratch.root().join("ingest")).len(), 1, "{trigger:?}");
         assert_eq!(entries(&scratch.root().join("layers")), [key("a").as_str()], "{trigger:?}");
@@ -352,7 +352,7 @@ fn a_reclaim_that_fails_reports_what_it_freed_before() {
         let disk = FaultyDisk::new();
         let root = disk.root().join("store");
         let store = Store::open_on(Arc::new(disk.clone()), &root, config()).unwrap();
-        drop(store.ingest(&facts("b").digest, 500_000).unwrap().write_at(&vec![7; 400_000], 0));
+        drop(store.ingest(&download("b"), 500_000).unwrap().write_at(&vec![7; 400_000], 0));
         let leased = LeaseResources { layers: vec![key("c")], ..LeaseResources::default() };
         let kind = LeaseKind::Requested;
         let lease = LeaseRecord::granted("other", kind, leased, Duration::ZERO, &noon().into());

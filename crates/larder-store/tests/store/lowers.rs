@@ -90,8 +90,8 @@ fn a_kept_layer_without_what_it_takes_from_below_is_not_committed() {
     let scratch = TempStore::new();
     let layer = unpacked_layer(&scratch.store, &[("bin/tool", "#!tool")]);
     assert_ne!(layer.record().erofs.implied_bytes, 0);
-    let leased =
-        LeaseResources { ingests: vec![layer.record().facts.digest.clone()], ..LeaseResources::default() };
+    let ingests = vec![blob(&layer.record().facts).download()];
+    let leased = LeaseResources { ingests, ..LeaseResources::default() };
     let lease = LeaseRecord::granted("pull/app", LeaseKind::Pull, leased, Duration::MAX, &noon().into());
     scratch.store.lease(&lease).unwrap();
     let (key, path) = (layer.key().clone(), layer.path().to_owned());

@@ -132,6 +132,20 @@ impl FaultRegistry {
         digest
     }
 
+    /// Returns the bytes of a blob.
+    ///
+    /// # Panics
+    ///
+    /// If the registry does not have it.
+    pub fn blob(&self, digest: &str) -> Vec<u8> {
+        self.shared.lock().blobs[digest].to_vec()
+    }
+
+    /// Serves these bytes under the digest of another blob, as a registry does that claims to have that blob.
+    pub fn put_false_blob(&self, digest: &str, content: impl Into<Vec<u8>>) {
+        self.shared.lock().blobs.insert(digest.to_owned(), content.into().into());
+    }
+
     /// Holds a manifest under a tag and under its digest; the digest.
     pub fn put_manifest(
         &self,

@@ -16,8 +16,7 @@ use super::error::{ImportError, file, read};
 use super::spool::Spool;
 use crate::disk::DiskSpace;
 use crate::store::blobs::check_digest;
-use crate::store::db::{DbRead as _, LAYERS};
-use crate::store::{LayerHandle, LayerKey, LayerRecord, Store};
+use crate::store::{BlobSource, LayerHandle, LayerKey, LayerRecord, Store};
 use larder_registry::manifest::MAX_BYTES;
 
 /// How many links lead to an entry at most.
@@ -40,35 +39,27 @@ impl fmt::Debug for ImportSource {
     }
 }
 
-/// Layers that the store had when the import began, by their digest as fetched. They may go until they are held.
+/// Layers that archives have had before, by the digest of their blob. They may go until they are held.
 pub(super) struct PresentLayers(HashMap<Digest, LayerKey>);
 
 impl PresentLayers {
-    /// Lists the present layers that fit whatever is below them.
+    /// Lists the layers that archives have had. Only a transfer counts: an archive may claim any digest and any diff ID.
     pub(super) fn of(store: &Store) -> Result<PresentLayers, ImportError> {
-        let records: Vec<LayerRecord> = store.0.db.read("list layers", |reader| reader.all(LAYERS))?;
-        let fits = |record: &LayerRecord| is_known(record) && record.key == own_key(record);
-        Ok(PresentLayers(
-            records.into_iter().filter(fits).map(|record| (record.facts.digest, record.key)).collect(),
-        ))
+        let archived = store.0.archived_layers().map_err(ImportError::Store)?;
+        Ok(PresentLayers(archived.into_iter().collect()))
     }
 
-    /// The layer whose blob has this name, if the store has it still.
-    fn reference(&self, store: &Store, name: &str) -> Result<Option<LayerHandle>, ImportError> {
+    /// The layer whose blob has this name and size, if the store has it still, and if it fits whatever is below it.
+    fn reference(&self, store: &Store, name: &str, size: u64) -> Result<Option<LayerHandle>, ImportError> {
         let Some(digest) = digest_of_blob(name) else { return Ok(None) };
         let Some(key) = self.0.get(&digest) else { return Ok(None) };
-        let layer = store.layer(key)?;
-        // It may have been replaced since, with other bytes.
-        Ok(layer.filter(|layer| is_known(layer.record()) && layer.record().facts.digest == digest))
+        let layer = store.layer(key)?.filter(|layer| is_known(layer.record()));
+        Ok(layer.filter(|layer| layer.is_proved_for(&BlobSource::archive(digest, size))))
     }
 }
 
 fn is_known(record: &LayerRecord) -> bool {
-    record.is_whole() && record.fits_any_lowers()
-}
-
-fn own_key(record: &LayerRecord) -> LayerKey {
-    LayerKey::from(&record.facts.diff_id)
+    record.is_whole() && record.fits_any_lowers() && record.key == LayerKey::from(&record.facts.diff_id)
 }
 
 /// References to layers whose bytes were not spooled. On drop, those that are unused by then are removed.
@@ -194,7 +185,7 @@ impl ImportEntries {
                 self.add_entry(entry, EntryLocation::Known { size })?;
                 continue;
             };
-            if let Some(layer) = known.reference(store, name)? {
+            if let Some(layer) = known.reference(store, name, size)? {
                 self.references.layers.push(layer);
                 self.add_entry(entry, EntryLocation::Known { size })?;
                 continue;
