@@ -24,19 +24,6 @@ pub(crate) fn refusal(answer: ErrorResponse, redirected: bool, after: Option<Dur
     }
 }
 
-/// Whether a failed `HEAD` request does not say what `GET` would: it failed otherwise than by a denial of the registry
-/// itself, a rate limit or the network.
-pub(crate) fn is_undecided(head: &FetchErrorKind) -> bool {
-    matches!(
-        head,
-        FetchErrorKind::NotFound(_)
-            | FetchErrorKind::Refused(_)
-            | FetchErrorKind::Failing(_)
-            | FetchErrorKind::BadRange(_)
-            | FetchErrorKind::BadReply(_)
-    )
-}
-
 /// The part of a blob that a response contains.
 pub(crate) fn part_of(
     response: &Response,

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use larder::credentials::{Credential, CredentialLocation};
 use larder::reference::{DEFAULT_TAG, Digest, Reference};
 use larder::retry::{RetryAdvice, retry};
-use reqwest::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue, RANGE};
+use reqwest::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue, RANGE};
 use reqwest::{Method, Response, StatusCode, Url};
 use tokio::time::Instant;
 
@@ -26,7 +26,7 @@ use super::fetch_notice::{FetchNotice, FetchWatcher};
 use super::hosts::{HostsConfig, RegistryHost, authority};
 use super::next_step::FetchContext;
 use super::rate_limit::{reported_quota, requested_wait};
-use super::response::{is_undecided, part_of, refusal};
+use super::response::{part_of, refusal};
 use super::transport::{HttpRequest, HttpResponse, class_of};
 use super::verify;
 use crate::manifest::{ACCEPTED_MANIFESTS, Descriptor, MAX_BYTES, ManifestOrIndex};
@@ -186,13 +186,6 @@ impl RepositorySession {
         request.send(|link| async move { Ok(self.open_at(link, descriptor, offset, end).await?) }).await
     }
 
-    /// Checks that this session's repository and credential have access to a blob, without fetching it.
-    pub async fn check_blob(&self, descriptor: &Descriptor) -> Result<(), FetchError> {
-        let request =
-            self.host_request(FetchTarget::Blob(descriptor.digest.clone()), HostCapability::Pull)?;
-        request.send(|link| async move { Ok(self.check_blob_at(link, descriptor).await?) }).await
-    }
-
     async fn fetch_manifest(
         &self,
         reference: &str,
@@ -245,35 +238,6 @@ impl RepositorySession {
         let raw = read_small(reply.response, MAX_BYTES, &self.shared.config).await.map_err(failed)?;
         verify::check(&descriptor.digest, &raw).map_err(failed)?;
         Ok(raw)
-    }
-
-    async fn check_blob_at(&self, link: &SessionHost, descriptor: &Descriptor) -> Result<(), RequestError> {
-        match self.blob_length_at(link, descriptor).await {
-            Ok(Some(length)) if length == descriptor.size => Ok(()),
-            Err(failed) if failed.token || !is_undecided(&failed.kind) => Err(failed),
-            // Registries and the storage that they redirect to may not support HEAD. The first byte proves the same, or where
-            // ranges do not work, an answer with all of them.
-            _ => match self.open_at(link, descriptor, 0, 1).await {
-                Err(failed) if matches!(failed.kind, FetchErrorKind::BadRange(_)) => {
-                    self.open_at(link, descriptor, 0, descriptor.size).await.map(drop)
-                }
-                opened => opened.map(drop),
-            },
-        }
-    }
-
-    /// The length of a blob, as a `HEAD` request reports it.
-    async fn blob_length_at(
-        &self,
-        link: &SessionHost,
-        descriptor: &Descriptor,
-    ) -> Result<Option<u64>, RequestError> {
-        let url = self.url(link, "blobs", descriptor.digest.as_str());
-        let mut headers = HeaderMap::new();
-        headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-        let (reply, _permit) = self.request(link, Method::HEAD, url, headers, RequestSize::Small).await?;
-        let length = reply.response.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok());
-        Ok(length.and_then(|length| length.parse().ok()))
     }
 
     /// Opens a part of a blob at one host.

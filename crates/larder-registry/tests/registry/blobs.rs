@@ -1,10 +1,6 @@
 //! Blobs in ranges, broken and resumed; each test counts what was downloaded again.
 
-use larder::reference::Digest;
-use larder_registry::manifest::Descriptor;
-use larder_registry::{
-    BlobError, BlobSink, ByteRanges, FetchErrorKind, FetchNotice, RegistryClient, fetch_blob,
-};
+use larder_registry::{BlobError, BlobSink, ByteRanges, FetchNotice, RegistryClient, fetch_blob};
 use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, LoggedRequest, ResponseFault};
 use std::sync::Arc;
 use std::time::Duration;
@@ -390,79 +386,4 @@ async fn an_opened_blob_has_its_start_and_exactly_the_range() {
     registry.fault(FaultTrigger::path("/blobs/"), ResponseFault::IgnoreRange);
     let body = session.open_blob(&blob, 10_000, Some(30_000)).await.unwrap();
     assert_eq!((body.start(), body.end(), body.is_ranged()), (0, 50_000, false));
-}
-
-#[tokio::test]
-async fn a_head_request_that_does_not_decide_is_followed_by_one_for_the_first_byte() {
-    let (registry, storage) = (FaultRegistry::start(), FaultRegistry::start());
-    let (content, blob) = put_blob(&registry, 50_000);
-    storage.put_blob(content);
-    let session = session(quick(), &registry.image("a/b"));
-    let blobs = || FaultTrigger::path("/a/b/blobs/");
-    let methods = |registry: &FaultRegistry| -> Vec<String> {
-        registry.requests_for("/blobs/").into_iter().map(|request| request.method).collect()
-    };
-    let faults = [403, 404, 405, 500, 501].map(ResponseFault::status);
-    for fault in faults.into_iter().chain([ResponseFault::Truncate(7), ResponseFault::Overlong(7)]) {
-        registry.clear_faults();
-        registry.forget_requests();
-        registry.fault(blobs().once(), fault.clone());
-        let checked = session.check_blob(&blob).await;
-        if fault == ResponseFault::status(403) {
-            assert!(matches!(*checked.unwrap_err().kind, FetchErrorKind::Denied(_)));
-            assert_eq!(methods(&registry), ["HEAD"]);
-        } else {
-            checked.unwrap_or_else(|error| panic!("{fault:?}: {error}"));
-            assert_eq!(methods(&registry), ["HEAD", "GET"], "{fault:?}");
-            assert_eq!(registry.requests_for("/blobs/")[1].range.as_deref(), Some("bytes=0-0"));
-        }
-    }
-    // Ranges do not work either.
-    registry.clear_faults();
-    registry.forget_requests();
-    registry.fault(blobs().once(), ResponseFault::status(501));
-    registry.fault(blobs().ranged(), ResponseFault::status(416));
-    session.check_blob(&blob).await.unwrap();
-    assert_eq!(methods(&registry), ["HEAD", "GET", "GET"]);
-    // Storage that a registry redirects to signs one method only.
-    registry.clear_faults();
-    registry.fault(blobs(), ResponseFault::Redirect(format!("{}/v2/x/blobs/{}", storage.url(), blob.digest)));
-    storage.fault(FaultTrigger::path("/blobs/").once(), ResponseFault::status(403));
-    session.check_blob(&blob).await.unwrap();
-    assert_eq!(methods(&storage), ["HEAD", "GET"]);
-}
-
-#[tokio::test]
-async fn a_blob_that_the_registry_does_not_serve_is_not_proved() {
-    for status in [401, 403, 404] {
-        let registry = FaultRegistry::start();
-        let (_, blob) = put_blob(&registry, 50_000);
-        registry.fault(FaultTrigger::path("/blobs/").once(), ResponseFault::status(501));
-        registry.fault(FaultTrigger::path("/blobs/"), ResponseFault::status(status));
-        session(quick(), &registry.image("a/b")).check_blob(&blob).await.expect_err("refused");
-    }
-    let registry = FaultRegistry::start();
-    let (_, blob) = put_blob(&registry, 50_000);
-    let other = Descriptor::new(LAYER, blob.digest, 49_999);
-    session(quick(), &registry.image("a/b")).check_blob(&other).await.expect_err("another length");
-}
-
-/// Some servers declare the compression of a layer so, and send its bytes as they are.
-#[tokio::test]
-async fn a_content_encoding_is_refused_only_if_the_bytes_do_not_fit() {
-    let registry = FaultRegistry::start();
-    let text = "a layer";
-    let digest = registry.put_blob(text);
-    let blob = Descriptor::new(LAYER, Digest::parse(&digest).unwrap(), text.len() as u64);
-    let session = session(quick(), &registry.image("a/b"));
-    let encoded = |body: &str| {
-        ResponseFault::Status(200, vec![("Content-Encoding".into(), "gzip".into())], body.into())
-    };
-    registry.fault(FaultTrigger::path("/blobs/").once(), encoded(text));
-    let sink = MemorySink::new();
-    fetch_blob(&session, &blob, &ByteRanges::new(), sink.clone()).await.unwrap();
-    assert_eq!(sink.content(), text.as_bytes());
-    registry.fault(FaultTrigger::path("/blobs/"), encoded("another length"));
-    let error = session.open_blob(&blob, 0, None).await.unwrap_err();
-    assert!(error.to_string().contains("Content-Encoding that was not requested"), "{error}");
 }
