@@ -6,8 +6,8 @@ use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use larder::backend::{
     Backend, BackendError, CallErrorKind, Condition, Container, ContainerInventory, FilesystemUsage,
-    Filesystems, Image, ImageDetails, ImageNames, ImageSpec, MinimumRate, ProgressReporter, RemoveOptions,
-    Removed, RuntimeInfo,
+    Filesystems, Image, ImageDetails, ImageNames, ImageOrigins, ImageSpec, MinimumRate, ProgressReporter,
+    RemoveOptions, Removed, RuntimeInfo,
 };
 use larder::credentials::Credential;
 use larder::error_chain;
@@ -209,6 +209,27 @@ impl Backend for StoreBackend {
 
     fn names(&self) -> Option<&dyn ImageNames> {
         Some(self)
+    }
+
+    fn origins(&self) -> Option<&dyn ImageOrigins> {
+        Some(self)
+    }
+}
+
+#[async_trait]
+impl ImageOrigins for StoreBackend {
+    async fn is_preloaded(&self, id: &ImageId) -> Result<bool, BackendError> {
+        let Some(digest) = id.digest() else { return Ok(false) };
+        self.ask(move |store| store.is_preloaded(&digest)).await
+    }
+
+    async fn recorded(&self) -> Result<Vec<ImageId>, BackendError> {
+        let recorded = self.ask(Store::recorded_images).await?;
+        Ok(recorded.into_iter().map(ImageId::from).collect())
+    }
+
+    async fn settle_pulls(&self) {
+        self.puller.settle().await;
     }
 }
 

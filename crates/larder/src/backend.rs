@@ -223,6 +223,26 @@ pub trait Backend: Send + Sync {
     fn names(&self) -> Option<&dyn ImageNames> {
         None
     }
+
+    /// Facts about the origin of images; `None` where the backend does not record them, as over CRI.
+    fn origins(&self) -> Option<&dyn ImageOrigins> {
+        None
+    }
+}
+
+/// Facts that decide which pods may use an image. They are recorded, never inferred from what is absent.
+#[async_trait]
+pub trait ImageOrigins: Send + Sync {
+    /// Whether an administrator loaded the image from an archive. Where the backend records no origins, an image without a
+    /// pull record counts as preloaded.
+    async fn is_preloaded(&self, id: &ImageId) -> Result<bool, BackendError>;
+
+    /// The IDs of all images that the backend has a record of, also of those that are not listed because a layer is missing:
+    /// a later pull may complete them.
+    async fn recorded(&self) -> Result<Vec<ImageId>, BackendError>;
+
+    /// Waits until no pull that has failed or was dropped can make an image present any more.
+    async fn settle_pulls(&self);
 }
 
 /// Changes of single names of present images. A backend that has them also removes single

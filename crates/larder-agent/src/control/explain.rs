@@ -41,7 +41,9 @@ pub(super) async fn explain(
     let records = pulls.records();
     let pulled_records = pulled_records(records, &image.id).await;
     let unrecorded_access = match records {
-        Some(records) if pulled_records.is_empty() => Some(records.allows_unrecorded(&name.into()).await),
+        Some(records) if pulled_records.is_empty() => {
+            Some(records.allows_unrecorded(&name.into(), &image.id).await)
+        }
         _ => None,
     };
     let mut decision = report::image(&now);

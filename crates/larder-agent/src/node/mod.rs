@@ -136,4 +136,6 @@ impl Node {
 }
 
 #[cfg(test)]
+mod access_tests;
+#[cfg(test)]
 mod tests;

@@ -221,9 +221,9 @@ async fn settings_that_turn_verification_off_end_the_denial_of_a_degraded_start(
         Some(Arc::new(PullRecordStore::open(&dir.path().join("records"), everyone).unwrap()));
     let node = Node::build(parts);
     let records = node.pulls.records().unwrap();
-    assert!(!records.allows_unrecorded(&"a:1".into()).await, "unreadable settings deny");
+    assert!(!records.allows_unrecorded(&"a:1".into(), &"sha256:1".into()).await, "unreadable settings deny");
     let off = "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\nfeatureGates: {KubeletEnsureSecretPulledImages: false}\n";
     fs_err::write(dir.path().join("config.yaml"), off).unwrap();
     node.reload().unwrap();
-    assert!(records.allows_unrecorded(&"a:1".into()).await);
+    assert!(records.allows_unrecorded(&"a:1".into(), &"sha256:1".into()).await);
 }

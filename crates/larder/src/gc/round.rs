@@ -99,7 +99,7 @@ impl<'a> Round<'a> {
             self.report.plans.push(planned);
             // Kubelet calls its hooks only after a space pass.
             if age_error.is_none() && self.goal == GcGoal::Thresholds && self.is_larder() {
-                self.run_hooks(&snapshot, &SweepReport::default(), started);
+                self.run_hooks(&snapshot, &SweepReport::default(), started).await;
             }
             return age_error.map_or(Ok(()), Err);
         }
@@ -108,7 +108,7 @@ impl<'a> Round<'a> {
         if let Some(error) = swept.error(self.goal, self.policy) {
             return Err(error);
         }
-        self.run_hooks(&snapshot, &swept, started);
+        self.run_hooks(&snapshot, &swept, started).await;
         match before {
             Some(before) if !swept.reached => Err(self.insufficient(before, &swept)),
             _ => age_error.map_or(Ok(()), Err),
@@ -236,11 +236,21 @@ impl<'a> Round<'a> {
     }
 
     /// Kubelet's hooks receive the images that its space pass examined and retained, larder's all that are present.
-    fn run_hooks(&self, snapshot: &GcSnapshot, swept: &SweepReport, started: UnixMillis) {
-        let retained: Vec<ImageId> = match self.policy.strategy {
+    /// Images that lack a layer are retained: a pull may complete them.
+    async fn run_hooks(&self, snapshot: &GcSnapshot, swept: &SweepReport, started: UnixMillis) {
+        let mut retained: Vec<ImageId> = match self.policy.strategy {
             GcStrategy::Kubelet => swept.examined.clone(),
             GcStrategy::Larder => snapshot.images.iter().map(|image| image.id.clone()).collect(),
         };
+        if let Some(origins) = self.collector.parts.backend.origins() {
+            match origins.recorded().await {
+                Ok(recorded) => retained.extend(recorded),
+                Err(error) => {
+                    tracing::warn!("cannot list the records of images, pull records are kept: {error}");
+                    return;
+                }
+            }
+        }
         for hook in &self.collector.parts.hooks {
             hook.collected(&retained, started);
         }

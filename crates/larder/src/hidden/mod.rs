@@ -56,6 +56,26 @@ pub struct HiddenImages {
     written: Arc<AsyncMutex<Vec<u8>>>,
 }
 
+/// The images of a backend.
+#[derive(Debug, Default)]
+struct PresentImages {
+    listed: Vec<Image>,
+    /// All images with a record, if the backend records more than it lists.
+    recorded: Vec<ImageId>,
+}
+
+impl PresentImages {
+    async fn of(backend: &dyn Backend) -> Result<PresentImages, BackendError> {
+        let listed = backend.list().await?;
+        // After the list: an image that is completed in between is in one of the two.
+        let recorded = match backend.origins() {
+            Some(origins) => origins.recorded().await?,
+            None => Vec::new(),
+        };
+        Ok(PresentImages { listed, recorded })
+    }
+}
+
 /// How a pull ended.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum PrefetchEnd<'a> {
@@ -117,10 +137,10 @@ impl HiddenImages {
     /// The images of a backend, hidden ones included. Forgets hidden images that are removed.
     pub async fn list(&self, backend: &dyn Backend) -> Result<Vec<Image>, BackendError> {
         let changes = self.state().changes();
-        let present = backend.list().await?;
+        let present = PresentImages::of(backend).await?;
         self.state().note_present(changes, &present, SystemTime::now());
         self.save_or_warn().await;
-        Ok(present)
+        Ok(present.listed)
     }
 
     /// Hides what a pull of this image will make present. Durable when it returns.
@@ -131,7 +151,7 @@ impl HiddenImages {
     ) -> Result<HiddenPull<'_>, BackendError> {
         loop {
             let changes = self.state().changes();
-            let present = backend.list().await?;
+            let present = PresentImages::of(backend).await?;
             // What is visible must be known as of now: an image that was removed since may be fetched again.
             if self.state().begin(image, changes, &present, SystemTime::now()) {
                 break;

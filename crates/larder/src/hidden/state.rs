@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use super::PrefetchEnd;
+use super::{PrefetchEnd, PresentImages};
 use crate::backend::Image;
 use crate::files;
 use crate::reference::{ImageId, ImageName};
@@ -79,14 +79,14 @@ impl HiddenState {
         &mut self,
         image: &ImageName,
         changes: u64,
-        present: &[Image],
+        present: &PresentImages,
         now: SystemTime,
     ) -> bool {
         if !self.note_present(changes, present, now) {
             return false;
         }
         let visible: Vec<_> =
-            present.iter().filter(|image| !self.hides(image)).map(|image| image.id.clone()).collect();
+            present.listed.iter().filter(|image| !self.hides(image)).map(|image| image.id.clone()).collect();
         self.visible.extend(visible);
         let names = self.repositories.entry(repository(image.as_str())).or_default();
         let pulls = names.entry(image.clone()).or_default();
@@ -131,15 +131,20 @@ impl HiddenState {
 
     /// These images were present after as many changes: others are forgotten, and those that a lost file or an abandoned
     /// pull may have hidden are. Returns whether nothing has changed since.
-    pub(super) fn note_present(&mut self, changes: u64, present: &[Image], now: SystemTime) -> bool {
+    pub(super) fn note_present(&mut self, changes: u64, present: &PresentImages, now: SystemTime) -> bool {
         if changes != self.changes {
             return false;
         }
-        let ids: BTreeSet<&ImageId> = present.iter().map(|image| &image.id).collect();
+        let PresentImages { listed, recorded } = present;
+        let ids: BTreeSet<&ImageId> = listed.iter().map(|image| &image.id).chain(recorded).collect();
         self.hidden.retain(|id| ids.contains(id));
         self.visible.retain(|id| ids.contains(id));
+        if self.is_lost {
+            // Images that lack a layer too: they may be complete later.
+            self.hidden.extend(ids.into_iter().filter(|id| !self.visible.contains(*id)).cloned());
+        }
         if self.is_lost || self.names().any(|(_, pulls)| pulls.is_abandoned) {
-            self.hide_new(present);
+            self.hide_new(listed);
             self.is_lost = false;
         }
         let over = seconds(now).saturating_sub(CONTINUES_FOR.as_secs());
@@ -216,6 +221,10 @@ mod tests {
         Image { id: id.into(), repo_tags, ..Image::default() }
     }
 
+    fn listed(images: &[Image]) -> PresentImages {
+        PresentImages { listed: images.to_vec(), recorded: Vec::new() }
+    }
+
     fn after_restart(state: &HiddenState) -> HiddenState {
         HiddenState::from(state.document())
     }
@@ -226,7 +235,7 @@ mod tests {
 
     impl HiddenState {
         fn begins(&mut self, name: &str, present: &[Image]) {
-            assert!(self.begin(&name.into(), self.changes(), present, at(0)));
+            assert!(self.begin(&name.into(), self.changes(), &listed(present), at(0)));
         }
 
         fn ends(&mut self, name: &str, end: PrefetchEnd<'_>) {
@@ -261,7 +270,7 @@ mod tests {
         state.begins("r.io/a:1", &[]);
         let before = state.changes();
         state.show(&known.id);
-        state.note_present(before, &[], at(0));
+        state.note_present(before, &listed(&[]), at(0));
         state.ends("r.io/a:1", PrefetchEnd::Pulled(&known.id));
         assert!(!state.hides(&known), "kubelet pulled it at the same time");
         assert_eq!(state.document().visible, BTreeSet::new());
@@ -293,10 +302,10 @@ mod tests {
         killed.begins("r.io/a:2", std::slice::from_ref(&old));
         let mut next = after_restart(&killed);
         assert!(next.hides(&new) && !next.hides(&old));
-        assert!(next.note_present(next.changes(), std::slice::from_ref(&old), at(0)));
+        assert!(next.note_present(next.changes(), &listed(std::slice::from_ref(&old)), at(0)));
         let mut next = after_restart(&next);
         assert!(next.hides(&new) && !next.hides(&old), "the runtime may still pull it");
-        next.note_present(next.changes(), &[old.clone(), new.clone()], at(24));
+        next.note_present(next.changes(), &listed(&[old.clone(), new.clone()]), at(24));
         assert_eq!(next.document().pulls, BTreeMap::new());
         assert!(next.hides(&new) && !next.hides(&old));
         assert!(!next.hides(&image("sha256:later", &["r.io/a:3"])), "loaded by its user");
@@ -319,8 +328,24 @@ mod tests {
         let (present, later) = (image("sha256:1", &["a:1"]), image("sha256:2", &["b:1"]));
         let mut state = after_restart(&HiddenState::lost());
         assert!(state.hides(&present));
-        state.note_present(state.changes(), std::slice::from_ref(&present), at(0));
+        state.note_present(state.changes(), &listed(std::slice::from_ref(&present)), at(0));
         assert!(state.hides(&present) && !state.hides(&later));
+    }
+
+    #[test]
+    fn an_image_that_lacks_a_layer_keeps_its_state() {
+        let (whole, lacking) = (image("sha256:1", &["r.io/a:1"]), image("sha256:2", &["r.io/b:1"]));
+        let present =
+            PresentImages { recorded: vec![lacking.id.clone()], ..listed(std::slice::from_ref(&whole)) };
+        let mut state = HiddenState::default();
+        state.begins("r.io/b:1", &[]);
+        state.ends("r.io/b:1", PrefetchEnd::Pulled(&lacking.id));
+        state.note_present(state.changes(), &present, at(0));
+        assert!(state.hides(&lacking) && !state.hides(&whole), "another pull may complete it");
+
+        let mut state = after_restart(&HiddenState::lost());
+        state.note_present(state.changes(), &present, at(0));
+        assert!(state.hides(&lacking) && state.hides(&whole));
     }
 
     #[test]
@@ -330,9 +355,9 @@ mod tests {
         let before = state.changes();
         state.begins("r.io/a:1", &[]);
         state.ends("r.io/a:1", PrefetchEnd::Pulled(&new.id));
-        state.note_present(before, &[], at(0));
+        state.note_present(before, &listed(&[]), at(0));
         assert!(state.hides(&new));
-        state.note_present(state.changes(), &[], at(0));
+        state.note_present(state.changes(), &listed(&[]), at(0));
         assert!(!state.hides(&new));
     }
 
@@ -343,7 +368,10 @@ mod tests {
         state.begins("r.io/a:2", std::slice::from_ref(&image));
         let before = state.changes();
         state.begins("r.io/other:1", std::slice::from_ref(&image));
-        assert!(!state.begin(&"r.io/a:1".into(), before, &[], at(0)), "listed before another change");
+        assert!(
+            !state.begin(&"r.io/a:1".into(), before, &listed(&[]), at(0)),
+            "listed before another change"
+        );
         state.begins("r.io/a:1", &[]);
         state.ends("r.io/a:1", PrefetchEnd::Pulled(&image.id));
         assert!(state.hides(&image));

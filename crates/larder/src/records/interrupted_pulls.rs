@@ -1,7 +1,7 @@
 //! Resolves interrupted pulls: queries the backend for the image, and closes the intent accordingly.
 //!
 //! Canceling a caller does not stop the backend: the image may still become present. Until the outcome is known, the
-//! intent remains, and the image is accessible to no pod.
+//! intent remains, and the image is accessible to no pod. A backend that knows when its pulls have ended decides at once.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
@@ -71,20 +71,33 @@ impl InterruptedPullResolver {
     async fn watch(&self, image: &ImageName) {
         while self.writer.strong_count() > 0 {
             let left = self.in_flight.abandoned_count(image);
-            let mut seen = InterruptedPullResult::Unknown;
-            for wait in LOOKS {
-                tokio::time::sleep(wait).await;
-                seen = self.seen(image).await;
-                if let InterruptedPullResult::NewImage(_) = seen {
-                    break;
-                }
-            }
+            let seen = self.outcome(image).await;
             // A caller that was canceled since then began later, and needs checks of its own.
             let is_known = !matches!(seen, InterruptedPullResult::Unknown);
             if is_known && self.in_flight.unwatch(image, left) {
                 return self.close(image, seen).await;
             }
         }
+    }
+
+    /// The outcome of a pull whose caller was canceled.
+    async fn outcome(&self, image: &ImageName) -> InterruptedPullResult {
+        if let Some(origins) = self.backend.origins() {
+            origins.settle_pulls().await;
+            let seen = self.seen(image).await;
+            if !matches!(seen, InterruptedPullResult::Unknown) {
+                return seen;
+            }
+        }
+        let mut seen = InterruptedPullResult::Unknown;
+        for wait in LOOKS {
+            tokio::time::sleep(wait).await;
+            seen = self.seen(image).await;
+            if let InterruptedPullResult::NewImage(_) = seen {
+                break;
+            }
+        }
+        seen
     }
 
     async fn close(&self, image: &ImageName, seen: InterruptedPullResult) {
@@ -113,14 +126,28 @@ impl InterruptedPullResolver {
 
     async fn seen(&self, image: &ImageName) -> InterruptedPullResult {
         match self.look(image).await {
-            Ok(Some(id)) if !self.in_flight.was_prior_image(image, &id) => {
-                InterruptedPullResult::NewImage(id)
-            }
+            Ok(Some(id)) if !self.in_flight.was_prior_image(image, &id) => match self.is_preloaded(&id).await
+            {
+                Ok(Some(true)) => InterruptedPullResult::Nothing,
+                Ok(_) => InterruptedPullResult::NewImage(id),
+                Err(error) => {
+                    tracing::debug!("cannot determine whether {image} was preloaded: {error}");
+                    InterruptedPullResult::Unknown
+                }
+            },
             Ok(_) => InterruptedPullResult::Nothing,
             Err(error) => {
                 tracing::debug!("cannot determine whether {image} is present: {error}");
                 InterruptedPullResult::Unknown
             }
+        }
+    }
+
+    /// Whether an image was loaded from an archive, if the backend records it.
+    pub(super) async fn is_preloaded(&self, id: &ImageId) -> Result<Option<bool>, BackendError> {
+        match self.backend.origins() {
+            Some(origins) => origins.is_preloaded(id).await.map(Some),
+            None => Ok(None),
         }
     }
 

@@ -19,7 +19,7 @@ use super::rfc3339::Rfc3339Time;
 use super::running_pulls::RunningPulls;
 use super::writer::{PullRecordWriter, RecordChange, WriterContext};
 use super::{PullRecords, RecordedCredentials, RecordsError};
-use crate::backend::{Backend, Image};
+use crate::backend::{Backend, BackendError, Image};
 use crate::config::Verification;
 use crate::credentials::{LazyCredentialLookup, PodCredentials};
 use crate::gc::{PostImageGcHook, UnixMillis};
@@ -185,8 +185,8 @@ impl PullRecordStore {
         let dir = Arc::clone(&self.dir);
         let recovered = match blocking(move || dir.count(RecordDirKind::Pulling)).await {
             Ok(0) => Ok(()),
-            _ => match backend.list().await {
-                Ok(images) => self.recover_from(images).await,
+            _ => match images_of(backend).await {
+                Ok((images, preloaded)) => self.recover_from(images, preloaded).await,
                 Err(error) => Err(RecordsError::other(error)),
             },
         };
@@ -197,13 +197,14 @@ impl PullRecordStore {
         recovered.is_ok()
     }
 
-    async fn recover_from(&self, images: Vec<Image>) -> Result<(), RecordsError> {
-        self.writer
-            .submit_and_wait(RecordChange::Recover {
-                images: Arc::new(images),
-                now: SystemTime::now().into(),
-            })
-            .await
+    async fn recover_from(
+        &self,
+        images: Vec<Image>,
+        preloaded: HashSet<ImageId>,
+    ) -> Result<(), RecordsError> {
+        let (images, preloaded) = (Arc::new(images), Arc::new(preloaded));
+        let change = RecordChange::Recover { images, preloaded, now: SystemTime::now().into() };
+        self.writer.submit_and_wait(change).await
     }
 
     /// Until [`recover`](PullRecordStore::recover) succeeds, treats every image without a record as possibly pulled by
@@ -267,9 +268,9 @@ impl PullRecordStore {
     }
 
     /// Whether every pod may use a present image that has no record: by policy, unless larder may have pulled it.
-    pub async fn allows_unrecorded(&self, image: &ImageName) -> bool {
+    pub async fn allows_unrecorded(&self, image: &ImageName, image_ref: &ImageId) -> bool {
         let asks = self.verification.read().unwrap_or_else(PoisonError::into_inner).requires_pull_records();
-        let pulled_here = !asks || self.may_be_ours(image).await;
+        let pulled_here = !asks || self.may_be_ours(image, image_ref).await;
         let check = self.look(image, None, None, pulled_here);
         matches!(check, RecordCheck::Ends(MustPullCheckResult::PolicyAllowed))
     }
@@ -295,7 +296,7 @@ impl PullRecordStore {
         }
         if known.is_none() || (result == MustPullCheckResult::MustAuthenticate && error.is_none()) {
             // In this order: a record is durable before its intent is removed.
-            let may_be_ours = self.may_be_ours(image).await;
+            let may_be_ours = self.may_be_ours(image, image_ref).await;
             (result, error) = match self.read(image_ref).await {
                 Ok(known) => self.ask(image, image_ref, known.as_deref(), may_be_ours, lookup).await,
                 Err(why) => {
@@ -315,7 +316,7 @@ impl PullRecordStore {
         image_ref: &ImageId,
         lookup: &mut dyn PodCredentialLookup,
     ) -> Result<bool, RecordsError> {
-        let may_be_ours = self.may_be_ours(image).await;
+        let may_be_ours = self.may_be_ours(image, image_ref).await;
         let Ok(record) = self.record(image_ref).await else { return Ok(true) };
         let known = record.map(|record| IndexedRecord::new(&record));
         Ok(match self.decide(image, known.as_ref(), may_be_ours, lookup).await? {
@@ -409,10 +410,23 @@ impl PullRecordStore {
         }
     }
 
-    /// Whether larder may have pulled an image that has no record; always, where the policy does not depend on it.
-    async fn may_be_ours(&self, image: &ImageName) -> bool {
+    /// Whether larder may have pulled an image that has no record; always, where the policy does not depend on it. A backend that
+    /// records the origin of images knows; with any other one, an intent of a pull that may name the image decides.
+    async fn may_be_ours(&self, image: &ImageName, image_ref: &ImageId) -> bool {
         if !self.verification.read().unwrap_or_else(PoisonError::into_inner).requires_pull_records() {
             return true;
+        }
+        if let Some(resolver) = self.resolver.get() {
+            match resolver.is_preloaded(image_ref).await {
+                Ok(None) => {}
+                Ok(Some(preloaded)) => return !preloaded,
+                Err(error) => {
+                    tracing::warn!(
+                        "{image} must be pulled: cannot determine whether it was preloaded: {error}"
+                    );
+                    return true;
+                }
+            }
         }
         let unrecovered = self.unrecovered.load(Ordering::Acquire);
         if self.in_flight.any(|pulled| may_name_same_image(pulled, image)) {
@@ -447,6 +461,20 @@ impl PullRecordStore {
             now: SystemTime::now().into(),
         });
     }
+}
+
+/// The images that are present, and which of them were loaded from archives, if the backend records it.
+async fn images_of(backend: &dyn Backend) -> Result<(Vec<Image>, HashSet<ImageId>), BackendError> {
+    let images = backend.list().await?;
+    let mut preloaded = HashSet::new();
+    if let Some(origins) = backend.origins() {
+        for image in &images {
+            if origins.is_preloaded(&image.id).await? {
+                preloaded.insert(image.id.clone());
+            }
+        }
+    }
+    Ok((images, preloaded))
 }
 
 impl MustPullCheckCounts {

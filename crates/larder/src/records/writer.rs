@@ -42,8 +42,8 @@ pub(super) enum RecordChange {
     AddCredentials { name: String, image_ref: ImageId, access: ImagePullCredentials, now: Rfc3339Time },
     /// Removes records of images that are not among these, unless they changed since `before`.
     Prune { kept: Arc<HashSet<ImageId>>, before: Rfc3339Time },
-    /// Resolves intents of dead processes; these images are present.
-    Recover { images: Arc<Vec<Image>>, now: Rfc3339Time },
+    /// Resolves intents of dead processes; these images are present, and some of them were preloaded.
+    Recover { images: Arc<Vec<Image>>, preloaded: Arc<HashSet<ImageId>>, now: Rfc3339Time },
     /// Rewrites documents of older versions.
     Migrate,
     /// No change: answered when all earlier changes are done.
@@ -213,7 +213,9 @@ impl<'a> ChangeBatch<'a> {
                 self.merge(image_ref, name, Some(access), *now);
             }
             RecordChange::Prune { kept, before } => self.prune(kept, *before)?,
-            RecordChange::Recover { images, now } => self.recover(images, *now, held)?,
+            RecordChange::Recover { images, preloaded, now } => {
+                self.recover(images, preloaded, *now, held)?;
+            }
             RecordChange::Migrate => self.renew_documents()?,
         }
         Ok(())
@@ -298,16 +300,24 @@ impl<'a> ChangeBatch<'a> {
         }
     }
 
-    /// An image that was pulled but not recorded is accessible to no pod before it authenticates.
-    fn recover(&mut self, images: &[Image], now: Rfc3339Time, held: &ProcessIntents) -> io::Result<()> {
+    /// An image that was pulled but not recorded is accessible to no pod before it authenticates. A preloaded one was present
+    /// before the pull.
+    fn recover(
+        &mut self,
+        images: &[Image],
+        preloaded: &HashSet<ImageId>,
+        now: Rfc3339Time,
+        held: &ProcessIntents,
+    ) -> io::Result<()> {
         for intent in self.context.dir.intents()? {
             let ImagePullIntent { image } = intent.document;
             let Some(present) = images.iter().find(|present| has_name(present, &image)) else { continue };
             if held.contains_key(&image) || self.context.dir.is_pulled_by_other_process(&image) {
                 continue;
             }
-            let id = present.id.clone();
-            self.merge(&id, "", None, now);
+            if !preloaded.contains(&present.id) {
+                self.merge(&present.id, "", None, now);
+            }
             self.intent_is_removed(&image);
         }
         Ok(())

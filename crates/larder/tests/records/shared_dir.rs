@@ -34,13 +34,13 @@ async fn two_processes_that_share_a_directory_see_each_others_records() {
 async fn an_image_without_a_record_is_for_every_pod_unless_larder_may_have_pulled_it() {
     let dir = tempfile::tempdir().unwrap();
     let records = PullRecordStore::open(dir.path(), Verification::of_unconfigured_kubelet()).unwrap();
-    assert!(records.allows_unrecorded(&image()).await);
+    assert!(records.allows_unrecorded(&image(), &id()).await);
     records.record_pull_intent(&image()).await.unwrap();
-    assert!(!records.allows_unrecorded(&image()).await, "a pull of it runs");
+    assert!(!records.allows_unrecorded(&image(), &id()).await, "a pull of it runs");
     let other = tempfile::tempdir().unwrap();
     let always = Verification::parse("AlwaysVerify", []).unwrap();
     let strict = PullRecordStore::open(other.path(), always).unwrap();
-    assert!(!strict.allows_unrecorded(&image()).await);
+    assert!(!strict.allows_unrecorded(&image(), &id()).await);
 }
 
 #[tokio::test]
