@@ -75,6 +75,7 @@ struct BackendScript {
     down: Option<BackendError>,
     failures: HashMap<BackendOp, VecDeque<BackendError>>,
     hanging: HashSet<BackendOp>,
+    panicking: HashSet<BackendOp>,
     scripts: VecDeque<ScriptedPull>,
     scripts_by_image: HashMap<String, VecDeque<ScriptedPull>>,
     hold_all: bool,
@@ -212,6 +213,11 @@ impl FakeBackend {
         self.state().hanging.insert(op);
     }
 
+    /// The next call of this kind panics.
+    pub fn panic_next(&self, op: BackendOp) {
+        self.state().panicking.insert(op);
+    }
+
     async fn answers(&self, op: BackendOp) {
         if self.state().hanging.contains(&op) {
             future::pending::<()>().await;
@@ -279,6 +285,7 @@ impl FakeBackend {
     ) -> Result<MutexGuard<'_, BackendScript>, BackendError> {
         let mut state = self.state();
         state.log.push(request);
+        assert!(!state.panicking.remove(&op), "scripted panic");
         if let Some(error) = &state.down {
             return Err(error.clone());
         }

@@ -43,7 +43,7 @@ pub mod retention;
 pub mod retry;
 pub mod scheduler;
 pub mod suggestions;
-mod threads;
+pub mod threads;
 pub mod trace_context;
 
 pub use chain::error_chain;

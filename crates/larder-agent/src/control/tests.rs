@@ -14,7 +14,7 @@ use larder_api::v1::control_client::ControlClient;
 use larder_api::v1::ensure_update::Update;
 use larder_api::v1::events_response::Item;
 use larder_cri::channel::CriChannel;
-use larder_testkit::fake_backend::{FakeBackend, ScriptedPull, error, image};
+use larder_testkit::fake_backend::{BackendOp, FakeBackend, ScriptedPull, error, image};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time;
@@ -98,6 +98,18 @@ async fn updates(client: &mut ControlClient<CriChannel>, request: api::EnsureReq
         Update::Failed(failed) => format!("{} {}", failed.index, failed.reason),
     });
     words.collect().await
+}
+
+#[tokio::test]
+async fn a_panic_is_an_error_of_the_request_that_caused_it() {
+    let served = TestDaemon::new();
+    let mut client = served.client();
+    let request = || api::ImagesRequest::default();
+    served.backend.panic_next(BackendOp::List);
+    let failed = client.images(request()).await.unwrap_err();
+    assert_eq!(failed.code(), Code::Internal, "{failed}");
+    assert!(failed.message().starts_with("internal error: a defect in larder"), "{failed}");
+    client.images(request()).await.expect("the next request on the connection is answered");
 }
 
 #[tokio::test]

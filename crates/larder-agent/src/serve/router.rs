@@ -1,9 +1,11 @@
 //! Routes each request on the socket to its service: CRI, the control API, or plain HTTP.
 
 use std::convert::Infallible;
+use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use futures_util::FutureExt as _;
 use hyper::body::Frame;
 use larder_api::v1::control_server::{self, ControlServer};
 use larder_cri::proto::image_service_server::{self, ImageServiceServer};
@@ -13,14 +15,14 @@ use larder_snapshots::proto::snapshots_server::SnapshotsServer;
 use larder_snapshots::{SERVICE_NAME as SNAPSHOTS, SnapshotService};
 use tonic::Status;
 use tonic::body::Body;
-use tonic::codegen::http::{Request, Response};
+use tonic::codegen::http::{Request, Response, StatusCode};
 use tonic::codegen::{Bytes, Service as Answers};
 
 use super::cri_calls::CriCallCount;
 use super::http_handler::HttpHandler;
 use super::observed_body::{BodyObserver, observed};
 use super::request_memory::{LimitedBody, RequestKind};
-use super::responses::is_grpc;
+use super::responses::{is_grpc, text};
 use crate::backend::layer_fetcher::NodeLayerFetcher;
 use crate::control;
 use crate::node::cri_images::NodeCriImages;
@@ -43,6 +45,10 @@ pub(crate) struct Router {
     /// Where containerd has snapshots in the store.
     snapshots: Option<SnapshotsServer<SnapshotService>>,
 }
+
+/// The answer to a request whose handler panicked. The panic's own message goes to the log only.
+const DEFECT: &str =
+    "internal error: a defect in larder ended this request; please report it with the daemon's log\n";
 
 type RouterFuture = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
@@ -71,12 +77,12 @@ impl Router {
         if !is_grpc(&request) {
             let plain = self.plain.clone();
             let (head, _) = request.into_parts();
-            return Box::pin(
-                async move { Ok(plain.answer(&head.method, head.uri.path(), &head.headers).await) },
-            );
+            let answer = async move { Ok(plain.answer(&head.method, head.uri.path(), &head.headers).await) };
+            return Box::pin(catch_panic(answer, || text(StatusCode::INTERNAL_SERVER_ERROR, DEFECT)));
         }
         let traced = ServerSpan::begin(&request);
         let answer = traced.span().in_scope(|| self.dispatch(request));
+        let answer = Box::pin(catch_panic(answer, || Status::internal(DEFECT).into_http()));
         if traced.span().is_disabled() {
             return answer;
         }
@@ -127,6 +133,15 @@ impl Router {
             Ok(within(limit, async { Ok(proxy.forward(request.map(Body::new)).await) }).await)
         })
     }
+}
+
+/// Answers a request whose handler panics with an error of that request. A [state owner](larder::threads::spawn_owner)
+/// that panics ends the process instead.
+async fn catch_panic(
+    answer: impl Future<Output = Result<Response<Body>, Infallible>>,
+    failure: fn() -> Response<Body>,
+) -> Result<Response<Body>, Infallible> {
+    AssertUnwindSafe(answer).catch_unwind().await.unwrap_or_else(|_reported| Ok(failure()))
 }
 
 /// Ends the span of the call with the last part of the response.

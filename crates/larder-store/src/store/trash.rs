@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
+use larder::threads::spawn_owner;
+
 use super::StoreConfig;
 use super::layout::names_in;
 use crate::disk::Disk;
@@ -67,7 +69,7 @@ impl Trash {
             let _ = finished.join();
         }
         let shared = self.shared.clone();
-        let started = std::thread::Builder::new().name("larder-trash".into()).spawn(move || shared.work());
+        let started = spawn_owner("larder-trash", move || shared.work());
         match started {
             Ok(worker) => {
                 state.working = true;

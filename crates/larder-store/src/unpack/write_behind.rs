@@ -12,7 +12,8 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
+
+use larder::threads::spawn_owner;
 
 /// Smallest file worth a sync of its own, in bytes. Smaller ones are written faster all at once.
 const LARGE: u64 = 1 << 20;
@@ -89,7 +90,7 @@ impl WriteBehind {
         state.waiting.push_back((self.part.clone(), file));
         if !state.working {
             let queue = self.queue.clone();
-            let started = thread::Builder::new().name("write-behind".into()).spawn(move || queue.work());
+            let started = spawn_owner("write-behind", move || queue.work());
             state.working = started.is_ok();
             if !state.working {
                 state.waiting.clear(); // they are left to the sync at the end
@@ -153,6 +154,8 @@ mod tests {
     use std::os::unix::fs::MetadataExt as _;
     use std::sync::mpsc::{Receiver, channel};
     use std::time::Duration;
+
+    use std::thread;
 
     use super::*;
 

@@ -7,7 +7,7 @@
 use std::iter;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{Builder, JoinHandle};
+use std::thread::JoinHandle;
 
 use tokio::task::spawn_blocking;
 
@@ -19,6 +19,7 @@ use super::usage_records::{Clock, ClockReading, ImageUsageRecords, UsageRecordSt
 use crate::backend::Image;
 use crate::reference::ImageId;
 use crate::retention::RetentionSet;
+use crate::threads::spawn_owner;
 
 /// The owner of the usage records and the history.
 pub(super) struct GcState {
@@ -82,7 +83,7 @@ impl GcState {
         let memory = Arc::new(Mutex::new(memory));
         let (orders, requests) = mpsc::channel();
         let writer = UsageRecordWriter { memory: Arc::clone(&memory), store, history };
-        let started = Builder::new().name("gc-state".into()).spawn(move || writer.run(&requests));
+        let started = spawn_owner("gc-state", move || writer.run(&requests));
         if let Err(error) = &started {
             tracing::warn!("cannot start the writer thread of GC records and history: {error}");
         }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{Builder, JoinHandle};
+use std::thread::JoinHandle;
 
 use tokio::sync::oneshot;
 
@@ -24,6 +24,7 @@ use super::rfc3339::Rfc3339Time;
 use super::running_pulls::RunningPulls;
 use crate::backend::Image;
 use crate::reference::{ImageId, ImageName};
+use crate::threads::spawn_owner;
 
 /// Maximum number of changes in a batch.
 const BATCH: usize = 1000;
@@ -78,7 +79,7 @@ pub(super) struct PullRecordWriter {
 impl PullRecordWriter {
     pub(super) fn start(context: WriterContext) -> io::Result<PullRecordWriter> {
         let (orders, ordered) = mpsc::channel();
-        let thread = Builder::new().name("records".into()).spawn(move || work(&context, &ordered))?;
+        let thread = spawn_owner("records", move || work(&context, &ordered))?;
         Ok(PullRecordWriter { orders: Mutex::new(Some(orders)), thread: Some(thread) })
     }
 
