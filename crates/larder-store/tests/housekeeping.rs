@@ -215,6 +215,18 @@ async fn refused(store: &Store, image: &str) -> String {
 }
 
 #[tokio::test]
+async fn a_pull_that_can_never_fit_costs_no_other_pull_what_it_has_fetched() {
+    let (dir, store, registry) = node();
+    let other = Digest::parse(&format!("sha256:{}", "a".repeat(64))).unwrap();
+    store.ingest(&other, 1 << 20).unwrap().write_at(&[7; 100_000], 0).unwrap();
+    let ingests = || fs_err::read_dir(dir.path().join("store/ingest")).unwrap().count();
+    assert_eq!(ingests(), 1);
+    let error = refused(&store, &registry.image("shop/web:1")).await;
+    assert!(error.contains("insufficient space"), "{error}");
+    assert_eq!(ingests(), 1, "sizes of a manifest are only declared");
+}
+
+#[tokio::test]
 async fn the_hint_of_a_refusal_reaches_the_caller() {
     let (_dir, store, registry) = node();
     let reserve = DiskSpace { bytes: 1 << 62, inodes: 0 };

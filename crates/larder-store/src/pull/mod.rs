@@ -251,7 +251,7 @@ impl StorePuller {
     }
 
     /// Refuses a pull that would fill the disk, after space beside images was reclaimed: what has expired, and if that is
-    /// not enough, everything that no running pull uses.
+    /// not enough but can be, everything that no running pull uses.
     async fn admit(
         &self,
         origin: &LayerOrigin,
@@ -280,15 +280,23 @@ impl StorePuller {
         self.abandoned.wait().await;
         let store = self.store.clone();
         blocking(move || {
-            warn_of(&store.reclaim(ReclaimTrigger::Pressure, &ClockReading::now()));
-            Ok(admit(need, store.free()?, reserve, reclaimable(&store)?)?)
+            let (now, images) = (ClockReading::now(), reclaimable(&store)?);
+            let beside = store.reclaimable(ReclaimTrigger::Pressure, &now)?.total();
+            // The sizes are only declared: for a pull that can never fit nothing is given up.
+            let most = store.free()? + beside + images;
+            if admit(need, most, reserve, DiskSpace::default()).is_ok() {
+                warn_of(&store.reclaim(ReclaimTrigger::Pressure, &now));
+            }
+            Ok(admit(need, store.free()?, reserve, images)?)
         })
         .await?
     }
 
     /// A pull that failed for lack of space leaves nothing for a retry, nor do other ended pulls.
     async fn reclaim_if_full<T>(&self, ended: Result<T, PullError>) -> Result<T, PullError> {
-        if ended.as_ref().is_err_and(PullError::is_no_space) {
+        let is_full =
+            |error: &PullError| error.is_no_space() && !matches!(error, PullError::InsufficientSpace(_));
+        if ended.as_ref().is_err_and(is_full) {
             let store = self.store.clone();
             let reclaim = move || store.reclaim(ReclaimTrigger::Pressure, &ClockReading::now());
             warn_of(&blocking(reclaim).await?);
