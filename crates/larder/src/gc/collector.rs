@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex as Lock, PoisonError, RwLock};
 use std::time::SystemTime;
 
+use async_trait::async_trait;
 use tokio::sync::Mutex;
 use tracing::Instrument as _;
 
@@ -15,11 +16,12 @@ use super::filesystem_stats::{self, OtherFilesystem};
 use super::goal::GcGoal;
 use super::layers::LayerUsageIndex;
 use super::plan::{GcImage, GcSnapshot, is_due, keep_rule_inputs, plan};
-use super::policy::{GcPolicy, GcStrategy};
+use super::policy::{GcPolicy, GcStrategy, WhenUnreachable};
 use super::progress::{GcRoundProgress, RoundTracker};
 use super::reclaim::{ReclaimTrigger, ReclaimableSpace};
 use super::remover::GcCounts;
 use super::report::{DryRun, GcReport, GcRoundResult};
+use super::room::RoomRequests;
 use super::round::Round;
 use super::spans::measure_span;
 use super::state::{GcObservation, GcState, ObservationPurpose};
@@ -29,6 +31,7 @@ use crate::backend::{BackendError, Image};
 use crate::detached::SharedCall;
 use crate::events::{Event, EventReason, EventType};
 use crate::image_service::{FilesystemError, FsStats};
+use crate::pull::{RoomMaker, RoomOutcome};
 use crate::reference::ImageId;
 use crate::retention::source::collect;
 use crate::retention::{KeepWarning, RetentionSet, keep};
@@ -41,6 +44,7 @@ pub struct Collector {
     pub(super) state: Arc<GcState>,
     /// Locked by the running round.
     round: Mutex<()>,
+    pub(super) room: RoomRequests,
     pub(super) progress: RoundTracker,
     /// The error of unreadable records at the start.
     notice: Option<String>,
@@ -61,6 +65,7 @@ impl Collector {
             policy: RwLock::new(Arc::new(parts.policy.clone())),
             state: Arc::new(state),
             round: Mutex::default(),
+            room: RoomRequests::default(),
             progress: RoundTracker::default(),
             notice,
             began,
@@ -268,6 +273,12 @@ impl Collector {
         keep_warnings(&self.policy(), snapshot)
     }
 
+    /// Frees this many bytes, or nothing. Returns true if it did.
+    async fn free(&self, bytes: u64) -> bool {
+        let policy = GcPolicy { when_unreachable: WhenUnreachable::Nothing, ..(*self.policy()).clone() };
+        self.round(GcGoal::Free { bytes }, &policy).await.error.is_none()
+    }
+
     pub(super) fn event(&self, reason: EventReason, message: &str) {
         self.parts.events.record(Event {
             time: SystemTime::now(),
@@ -277,6 +288,27 @@ impl Collector {
             message: message.to_owned(),
             requester: String::new(),
         });
+    }
+}
+
+#[async_trait]
+impl RoomMaker for Collector {
+    async fn make_room(&self, bytes: u64) -> RoomOutcome {
+        let request = self.room.add(bytes);
+        let _turn = self.room.round.lock().await;
+        if request.made.get().is_some() {
+            return RoomOutcome::Made;
+        }
+        let others = self.room.take_others(&request);
+        let sum = others.iter().fold(bytes, |sum, other| sum.saturating_add(other.bytes));
+        if !others.is_empty() && self.free(sum).await {
+            for other in &others {
+                let _ = other.made.set(());
+            }
+            return RoomOutcome::Made;
+        }
+        // One that asks for too much costs the others nothing: each of them asks on its own.
+        if self.free(bytes).await { RoomOutcome::Made } else { RoomOutcome::NotEnough }
     }
 }
 

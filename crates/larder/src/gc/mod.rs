@@ -31,6 +31,7 @@ mod reclaim;
 mod remover;
 mod report;
 mod retentions;
+mod room;
 mod round;
 mod spans;
 mod state;

@@ -12,6 +12,7 @@ use super::lease::EnsureLeases;
 use super::manager::ImageManager;
 use super::metrics::PullMetrics;
 use super::puller::ImagePuller;
+use super::room::RoomMaker;
 use super::shared_pull::SharedPulls;
 use super::status::PullTracker;
 use super::times::PullTimeRecorder;
@@ -34,6 +35,7 @@ pub struct ImageManagerBuilder {
     times: Option<Arc<dyn PullTimeRecorder>>,
     leases: EnsureLeases,
     prefetch_credentials: PrefetchCredentials,
+    room: Option<Arc<dyn RoomMaker>>,
 }
 
 impl ImageManagerBuilder {
@@ -49,6 +51,7 @@ impl ImageManagerBuilder {
             times: None,
             leases: EnsureLeases::default(),
             prefetch_credentials: PrefetchCredentials::default(),
+            room: None,
         }
     }
 
@@ -108,11 +111,23 @@ impl ImageManagerBuilder {
         self
     }
 
+    /// Frees disk space for pulls that are refused for lack of it; without this they fail.
+    #[must_use]
+    pub fn room(mut self, room: Arc<dyn RoomMaker>) -> Self {
+        self.room = Some(room);
+        self
+    }
+
     /// The manager. It starts nothing.
     pub fn build(self) -> ImageManager {
         let images = ImageService::new(self.backend);
         ImageManager {
-            puller: RwLock::new(Arc::new(ImagePuller::new(images.clone(), &self.config, Instant::now()))),
+            puller: RwLock::new(Arc::new(ImagePuller::new(
+                images.clone(),
+                self.room,
+                &self.config,
+                Instant::now(),
+            ))),
             images,
             credentials: self.credentials,
             records: self.records,

@@ -86,8 +86,9 @@ impl ImageManager {
 
     /// Applies new settings. Queued and running pulls remain in their queue; existing back-offs do not change.
     pub fn set_config(&self, config: &PullConfig) {
-        let puller = Arc::new(ImagePuller::new(self.images.clone(), config, Instant::now()));
-        *self.puller.write().unwrap_or_else(PoisonError::into_inner) = puller;
+        let mut puller = self.puller.write().unwrap_or_else(PoisonError::into_inner);
+        *puller = Arc::new(puller.with_config(config, Instant::now()));
+        drop(puller);
         self.coalesce_pulls.store(config.same_image == DuplicatePullPolicy::Coalesce, Ordering::Relaxed);
         self.retry_on_new_credentials
             .store(config.new_credentials == NewCredentialsPolicy::PullAtOnce, Ordering::Relaxed);

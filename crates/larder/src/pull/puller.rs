@@ -9,6 +9,7 @@ use tracing::Instrument as _;
 
 use super::config::PullConfig;
 use super::ensure::BackendFailure;
+use super::room::{self, RoomMaker, RoomOutcome};
 use super::status::{PullPhase, PullTrackerEntry};
 use super::throttle::{RateExceeded, Throttle};
 use crate::backend::{BackendError, CallErrorKind, ImageSpec, MinimumRate, RateWindow};
@@ -113,6 +114,7 @@ pub(super) struct ImagePuller {
     slots: Option<PullSlots>,
     throttle: Option<Throttle>,
     timeout: Option<Duration>,
+    room: Option<Arc<dyn RoomMaker>>,
     /// `None` if the backend does not continue canceled pulls.
     minimum: Option<MinimumRate>,
 }
@@ -125,7 +127,12 @@ struct PullSlots {
 }
 
 impl ImagePuller {
-    pub(super) fn new(images: ImageService, config: &PullConfig, now: Instant) -> Self {
+    pub(super) fn new(
+        images: ImageService,
+        room: Option<Arc<dyn RoomMaker>>,
+        config: &PullConfig,
+        now: Instant,
+    ) -> Self {
         let minimum = images.backend().minimum_rate();
         let slots = match (config.serialize_image_pulls, config.max_parallel_image_pulls) {
             (true, _) => Some(PullSlots {
@@ -141,7 +148,12 @@ impl ImagePuller {
             (false, None) => None,
         };
         let throttle = Throttle::new(config, now);
-        ImagePuller { images, slots, throttle, timeout: config.pull_timeout, minimum }
+        ImagePuller { images, slots, throttle, timeout: config.pull_timeout, room, minimum }
+    }
+
+    /// Returns a puller of the same images with other settings and a queue of its own.
+    pub(super) fn with_config(&self, config: &PullConfig, now: Instant) -> Self {
+        ImagePuller::new(self.images.clone(), self.room.clone(), config, now)
     }
 
     /// Waits for a slot, passes the throttle, pulls, and queries the size while it holds the slot.
@@ -155,6 +167,7 @@ impl ImagePuller {
             return PullOutcome { pulled: Err(refused.into()), size_bytes: 0, duration: Duration::ZERO };
         }
         let mut duration = Duration::ZERO;
+        let mut rounds_left = room::ROUNDS;
         loop {
             entry.set(PullPhase::Pulling, None);
             let start = Instant::now();
@@ -164,7 +177,22 @@ impl ImagePuller {
                 () = self.gives_way(slot.as_ref(), entry) => None,
             };
             duration += start.elapsed();
-            if let Some((pulled, size_bytes)) = outcome {
+            if let Some((mut pulled, size_bytes)) = outcome {
+                if let (Err(error), Some(room)) = (&pulled, &self.room)
+                    && let Some(bytes) = room::missing_bytes(error)
+                {
+                    entry.set(PullPhase::Queued, Some("garbage collection that makes room for it"));
+                    let outcome =
+                        if rounds_left > 0 { room.make_room(bytes).await } else { RoomOutcome::NotEnough };
+                    match outcome {
+                        RoomOutcome::Made => {
+                            rounds_left -= 1;
+                            continue;
+                        }
+                        RoomOutcome::NotEnough => pulled = pulled.map_err(room::cannot_fit),
+                        RoomOutcome::NotTried => {}
+                    }
+                }
                 if let (Ok(_), Some(slot)) = (&pulled, &slot) {
                     slot.set_slow(false);
                 }

@@ -11,6 +11,7 @@ mod plans;
 mod race;
 mod reclaim;
 mod records;
+mod room;
 mod simulation;
 mod stacked;
 mod stalled;

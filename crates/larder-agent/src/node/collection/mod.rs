@@ -4,14 +4,17 @@ mod leases;
 mod other_collector;
 mod removals;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use async_trait::async_trait;
 use larder::gc::{
     Collector, CollectorBuilder, GcIntervals, GcLoops, GcPolicy, GcStatus, HistoryFile, ImageCache,
     OtherFilesystem, UsageRecordFileStore,
 };
 use larder::image_service::{FilesystemError, FsStats};
+use larder::pull::{RoomMaker, RoomOutcome};
 use larder::retention::RemovalGate;
 use larder_store::backend::StoreBackend;
 use tokio::sync::watch;
@@ -62,6 +65,8 @@ pub(crate) struct Collection {
     collector: Arc<Collector>,
     gate: Arc<RemovalGate>,
     loops: GcLoops,
+    /// Whether rounds run by themselves. A command removes nothing to make room: it asks its user.
+    runs: AtomicBool,
     /// Removals of another collector over CRI.
     others: OtherCollector,
     /// The removal history; `None` where no state is kept.
@@ -118,6 +123,7 @@ impl Collection {
         let collector = Arc::new(builder.build());
         Collection {
             loops: GcLoops::new(Arc::clone(&collector), intervals),
+            runs: AtomicBool::new(false),
             others: OtherCollector::default(),
             leases_ensures: !ensured_lease.is_zero(),
             is_store: store.is_some(),
@@ -133,6 +139,7 @@ impl Collection {
 
     /// Runs rounds until dropped.
     pub(crate) async fn run(&self) {
+        self.runs.store(true, Ordering::Relaxed);
         self.loops.run().await;
     }
 
@@ -205,5 +212,18 @@ impl Collection {
 
     fn unread_rules(&self) -> MutexGuard<'_, Option<Error>> {
         self.unread_rules.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[async_trait]
+impl RoomMaker for Collection {
+    async fn make_room(&self, bytes: u64) -> RoomOutcome {
+        if !self.runs.load(Ordering::Relaxed) {
+            return RoomOutcome::NotTried;
+        }
+        match self.collector() {
+            Ok(collector) => collector.make_room(bytes).await,
+            Err(_) => RoomOutcome::NotEnough,
+        }
     }
 }

@@ -10,7 +10,9 @@ use std::time::Duration;
 use larder::backend::{Backend, Image};
 use larder::config::Verification;
 use larder::hidden::HiddenImages;
-use larder::pull::{EnsureError, EnsureRequest, EnsuredImage, ImageManager, ImagePresence, PullConfig};
+use larder::pull::{
+    EnsureError, EnsureRequest, EnsuredImage, ImageManager, ImagePresence, PullConfig, RoomMaker,
+};
 use larder::records::{PullRecordStore, PullRecords};
 use larder::retry::retry_until;
 use tokio::sync::OnceCell;
@@ -74,7 +76,8 @@ impl Pulls {
             .metrics(metrics.clone())
             .times(pod_pulls.recorder())
             .prefetch_credentials(prefetch_credentials)
-            .lease(Arc::clone(collection.gate()), settings.ensured_lease);
+            .lease(Arc::clone(collection.gate()), settings.ensured_lease)
+            .room(Arc::clone(&collection) as Arc<dyn RoomMaker>);
         if let Some(records) = &records {
             records.resolve_interrupted_with(Arc::clone(backend));
             records.await_recovery();

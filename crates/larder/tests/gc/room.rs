@@ -1,0 +1,120 @@
+//! Room for pulls that were refused for lack of space.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use larder::backend::{BackendError, CallErrorKind};
+use larder::gc::GcPolicy;
+use larder::pod::Pod;
+use larder::pull::RoomOutcome::{Made, NotEnough};
+use larder::pull::{EnsureRequest, ImageManager, PullPolicy, RoomMaker, RoomOutcome};
+use larder::retention::{LeasePurpose, RemovalGate};
+use larder_testkit::fake_backend::{FakeBackend, ScriptedPull};
+
+use crate::world::{FakeNode, id};
+
+fn policy() -> GcPolicy {
+    GcPolicy { minimum_age: Duration::ZERO, free_margin_percent: 0, ..GcPolicy::default() }
+}
+
+/// Four unused images of 1000 bytes, the first one unused for longest.
+fn world() -> FakeNode {
+    let world = FakeNode::new(10_000);
+    for name in ["a", "b", "c", "d"] {
+        world.have(name, &[(name, 1000)]);
+        world.advance(1000);
+    }
+    world
+}
+
+#[tokio::test(start_paused = true)]
+async fn as_many_images_are_removed_as_pulls_need() {
+    let world = world();
+    let collector = world.collector().policy(policy()).build();
+    let made = tokio::join!(
+        collector.make_room(500),
+        collector.make_room(400),
+        collector.make_room(500),
+        collector.make_room(1_000_000),
+    );
+    assert_eq!(made, (Made, Made, Made, NotEnough));
+    assert_eq!(world.removals(), [id("a"), id("b"), id("c")].map(String::from));
+}
+
+#[tokio::test(start_paused = true)]
+async fn pulls_that_wait_share_a_round_unless_one_asks_for_too_much() {
+    let world = world();
+    let collector = world.collector().policy(policy()).build();
+    // The first one has a round of its own; those that come while it runs fit into one image together.
+    let made = tokio::join!(collector.make_room(900), collector.make_room(400), collector.make_room(300));
+    assert_eq!(made, (Made, Made, Made));
+    assert_eq!(world.removals().len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_retained_stays_and_nothing_is_removed_in_vain() {
+    let world = world();
+    let gate = Arc::new(RemovalGate::default());
+    let collector = world.collector().gate(Arc::clone(&gate)).policy(policy()).build();
+    for name in ["a", "b", "c"] {
+        let check = gate.begin_presence_check();
+        assert!(check.lease(&id(name), LeasePurpose::Ensure, Duration::from_secs(600)).await);
+    }
+    assert_eq!(collector.make_room(1500).await, NotEnough);
+    assert_eq!(world.removals().len(), 0);
+    assert_eq!(collector.make_room(500).await, Made);
+    assert_eq!(world.removals(), [String::from(id("d"))]);
+}
+
+/// Answers so many requests with success, and counts them.
+struct CountedRoom {
+    left: AtomicU64,
+    asked: AtomicU64,
+}
+
+#[async_trait]
+impl RoomMaker for CountedRoom {
+    async fn make_room(&self, bytes: u64) -> RoomOutcome {
+        assert_eq!(bytes, 700);
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        let left = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+        if left.is_ok() { Made } else { NotEnough }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pull_that_lacks_space_goes_on_when_there_is_room() {
+    let short = || {
+        let kind = CallErrorKind::InsufficientSpace { reclaim_bytes: Some(700) };
+        ScriptedPull::with_outcome(Err(BackendError::call(kind, "insufficient space")))
+    };
+    for (refusals, rounds, asked, is_ok) in
+        [(1, 1, 1, true), (2, 5, 2, true), (1, 0, 1, false), (9, 9, 3, false)]
+    {
+        let backend = FakeBackend::new();
+        for _ in 0..refusals {
+            backend.on_pull(short());
+        }
+        backend.offer("a:1", larder_testkit::fake_backend::image("sha256:1", 1));
+        let room = Arc::new(CountedRoom { left: AtomicU64::new(rounds), asked: AtomicU64::new(0) });
+        let manager = ImageManager::builder(Arc::new(backend.clone()))
+            .room(Arc::clone(&room) as Arc<dyn RoomMaker>)
+            .build();
+        let request = EnsureRequest::new("a:1", PullPolicy::IfNotPresent, Pod::default());
+        let ended = manager.ensure(&request).await;
+        assert_eq!(
+            (ended.is_ok(), room.asked.load(Ordering::Relaxed)),
+            (is_ok, asked),
+            "{refusals}: {ended:?}"
+        );
+        let Err(error) = ended else { continue };
+        let kind = error.failure.expect("the backend failed").kind;
+        assert_eq!(
+            kind,
+            CallErrorKind::InsufficientSpace { reclaim_bytes: None },
+            "a further round is no next step"
+        );
+    }
+}
