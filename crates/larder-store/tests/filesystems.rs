@@ -13,7 +13,9 @@ use larder_store::backend::StoreBackend;
 use larder_store::disk::{DiskSpace, measure};
 use larder_store::erofs::ErofsFile;
 use larder_store::pull::{StorePullConfig, StorePuller};
-use larder_store::store::{BlobSource, LAYER_FILE, LayerKey, LayerMetadata, Store, StoreConfig, StoreRemoval};
+use larder_store::store::{
+    BlobSource, LAYER_FILE, LayerKey, LayerMetadata, Store, StoreConfig, StoreRemoval,
+};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use larder_testkit::fault_registry::FaultRegistry;
 use larder_testkit_peers::process::poll;

@@ -12,7 +12,7 @@ use larder::gc::ClockReading;
 use larder::reference::{Digest, Reference};
 use larder_store::fsck::FsckOptions;
 use larder_store::store::{
-    BlobSource, CommitLayer, LAYER_FILE, ImageCommit, LayerHandle, LayerKey, LayerMetadata, LeaseKind,
+    BlobSource, CommitLayer, ImageCommit, LAYER_FILE, LayerHandle, LayerKey, LayerMetadata, LeaseKind,
     LeaseRecord, LeaseResources, Store, StoreConfig, StoreError,
 };
 use larder_store::unpack::{ExpectedLayer, MergedLayers, UnpackOptions, unpack_layer};

@@ -24,7 +24,9 @@ use super::spans::{FetchSpanFields, layer_span, unpack_span};
 use crate::disk::{DiskSpace, SpaceReserve};
 use crate::store::fetch_progress::{FetchProgress, FetchSource};
 use crate::store::import::{Import, ImportError};
-use crate::store::{ARCHIVE_RECORD, BlobSource, LAYER_FILE, IngestFile, LayerStaging, Store, StoreError, TransferLogin};
+use crate::store::{
+    ARCHIVE_RECORD, BlobSource, IngestFile, LAYER_FILE, LayerStaging, Store, StoreError, TransferLogin,
+};
 use crate::unpack::{
     ExpectedLayer, LayerDownload, PendingLayer, UnpackOptions, UnpackProgress, UnpackedLayer, unpack_layer,
 };

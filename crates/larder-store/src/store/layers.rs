@@ -13,7 +13,7 @@ use larder::reference::Digest;
 
 use super::blob_source::{BlobSource, is_proved, merge_transfers};
 use super::claims::{self, ClaimRequest, Claimed, KeyedLayer, LayerClaims};
-use super::db::{DbRead as _, DbResult, DbReadTransaction, LAYERS, MOUNTS, TRANSFERS, encode};
+use super::db::{DbRead as _, DbReadTransaction, DbResult, LAYERS, MOUNTS, TRANSFERS, encode};
 use super::error::{StoreError, StoreErrorContext as _};
 use super::fetch_progress::FetchProgress;
 use super::handle::{OpenStore, Store};

@@ -10,7 +10,7 @@ use larder_erofs::{ErofsEntry, ErofsEntryKind, ErofsOptions, ErofsTime, ErofsWri
 use larder_store::disk::{Disk, FileOpenMode};
 use larder_store::erofs::ErofsFile;
 use larder_store::store::{
-    BlobSource, CommitLayer, LAYER_FILE, ImageCommit, ImageRecord, LayerHandle, LayerKey, LayerMetadata,
+    BlobSource, CommitLayer, ImageCommit, ImageRecord, LAYER_FILE, LayerHandle, LayerKey, LayerMetadata,
     LayerStaging, Store, StoreConfig,
 };
 use sha2::{Digest as _, Sha256};
