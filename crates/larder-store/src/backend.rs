@@ -247,7 +247,7 @@ impl ImageNames for StoreBackend {
 
 fn kind_of(error: &StoreError) -> CallErrorKind {
     match error {
-        StoreError::Mounted { .. } | StoreError::Leased { .. } => CallErrorKind::FailedPrecondition,
+        StoreError::Mounted { .. } => CallErrorKind::FailedPrecondition,
         error if error.is_no_space() => CallErrorKind::InsufficientSpace { reclaim_bytes: None },
         _ => CallErrorKind::Other,
     }

@@ -1,4 +1,4 @@
-//! GC's inputs from the store: the layers and labels of its images, its leases, disk usage, and what it reclaims.
+//! GC's inputs from the store: the layers and labels of its images, disk usage, and what it reclaims.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,7 +11,6 @@ use larder::gc::{
 };
 use larder::image_service::{FilesystemError, FsStats, local_disk};
 use larder::reference::{ImageId, LayerId};
-use larder::retention::{Lease, Retention, RetentionError, RetentionPurpose, RetentionSource};
 
 use crate::backend::{StoreBackend, backend_error};
 use crate::store::{Store, StoreError};
@@ -22,21 +21,6 @@ impl StoreBackend {
     pub async fn layer_snapshots(&self) -> Result<Vec<(LayerId, String)>, BackendError> {
         let found = self.ask(Store::layer_snapshots).await?;
         Ok(found.into_iter().map(|(layer, chain)| (layer.as_str().into(), chain)).collect())
-    }
-}
-
-/// The leases on images. Mounts are reported by [`Backend::container_inventory`](larder::backend::Backend::container_inventory).
-#[async_trait]
-impl RetentionSource for StoreBackend {
-    async fn retentions(&self) -> Result<Vec<Retention>, RetentionError> {
-        let now = ClockReading::now();
-        let at = now.clone();
-        let leases = self.ask(move |store| store.leases(&at)).await?;
-        let found = leases.into_iter().flat_map(|lease| {
-            let purpose = RetentionPurpose::Lease(Lease::durable(lease.kind.purpose(), lease.left(&now)));
-            lease.leased.images.into_iter().map(move |image| Retention::new(image, purpose.clone()))
-        });
-        Ok(found.collect())
     }
 }
 

@@ -21,9 +21,7 @@ use larder_store::fsck::FsckOptions;
 use larder_store::mounts::MountOptions;
 use larder_store::pull::{PullError, StorePullConfig, StorePuller};
 use larder_store::store::import::ImportSource;
-use larder_store::store::{
-    LeaseKind, LeaseRecord, LeaseResources, RemoveOptions, Store, StoreConfig, StoreOpenError,
-};
+use larder_store::store::{LeaseRecord, LeaseResources, RemoveOptions, Store, StoreConfig, StoreOpenError};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, ResponseFault};
 use larder_testkit_peers::{ImageBuilder, LayerFiles, LoopDisk, LoopFilesystem};
@@ -375,7 +373,7 @@ fn entries(store: &Store, dir: &str) -> Vec<String> {
 
 fn pull_leases(store: &Store) -> usize {
     let leases = store.leases(&std::time::UNIX_EPOCH.into()).unwrap();
-    leases.iter().filter(|lease| lease.kind == LeaseKind::Pull).count()
+    leases.len()
 }
 
 #[test]
@@ -416,9 +414,7 @@ fn a_download_of_a_pull_that_failed_does_not_keep_another_one_out() {
     download.write_at(&vec![7; 16 << 20], 0).unwrap();
     drop(download);
     let leased = LeaseResources { ingests: vec![archive], ..LeaseResources::default() };
-    store
-        .lease(&LeaseRecord::granted("pull/a", LeaseKind::Pull, leased, Duration::MAX, &ClockReading::now()))
-        .unwrap();
+    store.lease(&LeaseRecord::granted("pull/a", leased, Duration::MAX, &ClockReading::now())).unwrap();
     let kept = store.usage().unwrap().ingest.bytes;
     let offered = store.reclaimable(ReclaimTrigger::Pressure, &std::time::SystemTime::now().into()).unwrap();
     assert!(offered.downloads.bytes + (64 << 10) > kept, "{offered:?}");

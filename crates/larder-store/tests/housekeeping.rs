@@ -21,7 +21,7 @@ use larder_store::backend::StoreBackend;
 use larder_store::disk::DiskSpace;
 use larder_store::mounts::MountOptions;
 use larder_store::pull::{StorePullConfig, StorePuller};
-use larder_store::store::{LeaseKind, LeaseRecord, LeaseResources, Store, StoreConfig};
+use larder_store::store::{LeaseRecord, LeaseResources, Store, StoreConfig};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, PutImage, ResponseFault};
 use tempfile::TempDir;
@@ -173,9 +173,9 @@ async fn a_pull_clears_away_what_a_dead_process_left_for_too_long() {
         ("pull/kept", &kept, ClockReading::now()),
     ];
     for (id, digest, at) in granted {
-        let leased = LeaseResources { images: Vec::new(), layers: Vec::new(), ingests: vec![digest.clone()] };
+        let leased = LeaseResources { layers: Vec::new(), ingests: vec![digest.clone()] };
         let minute = Duration::from_secs(60);
-        store.lease(&LeaseRecord::granted(id, LeaseKind::Pull, leased, minute, &at)).unwrap();
+        store.lease(&LeaseRecord::granted(id, leased, minute, &at)).unwrap();
     }
     let mut ingests = Vec::new();
     for entry in fs_err::read_dir(root.join("ingest")).unwrap() {

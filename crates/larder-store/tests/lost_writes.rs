@@ -12,8 +12,8 @@ use larder::gc::ClockReading;
 use larder::reference::{Digest, Reference};
 use larder_store::fsck::FsckOptions;
 use larder_store::store::{
-    BlobSource, CommitLayer, ImageCommit, LAYER_FILE, LayerHandle, LayerKey, LayerMetadata, LeaseKind,
-    LeaseRecord, LeaseResources, Store, StoreConfig, StoreError,
+    BlobSource, CommitLayer, ImageCommit, LAYER_FILE, LayerHandle, LayerKey, LayerMetadata, LeaseRecord,
+    LeaseResources, Store, StoreConfig, StoreError,
 };
 use larder_store::unpack::{ExpectedLayer, MergedLayers, UnpackOptions, unpack_layer};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
@@ -125,7 +125,7 @@ fn lease(store: &Store, name: &str) {
     let ingests = vec![blob(&archive(name)).download()];
     let leased = LeaseResources { ingests, ..LeaseResources::default() };
     let id = format!("pull/{name}");
-    let lease = LeaseRecord::granted(id, LeaseKind::Pull, leased, Duration::MAX, &ClockReading::now());
+    let lease = LeaseRecord::granted(id, leased, Duration::MAX, &ClockReading::now());
     store.lease(&lease).unwrap();
 }
 
@@ -151,7 +151,6 @@ fn commit(store: &Store, name: &str, layer: LayerHandle) -> Result<(), StoreErro
         downloads: Vec::new(),
         pinned: false,
         preloaded: false,
-        lease: None,
         end_lease: Some(format!("pull/{name}")),
     };
     store.commit(&image, SystemTime::now()).map(drop)

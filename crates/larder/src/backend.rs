@@ -13,7 +13,7 @@ use async_trait::async_trait;
 
 use crate::chain::error_chain;
 use crate::credentials::Credential;
-use crate::gc::{ClockReading, DiskSpace};
+use crate::gc::DiskSpace;
 use crate::hint::Hint;
 use crate::pod::SandboxConfig;
 pub use crate::progress::{
@@ -261,9 +261,6 @@ pub struct RemoveOptions {
     pub names: Option<Vec<String>>,
     /// Removes it even if it is mounted, where the backend can do that; its layers are retained until it is unmounted.
     pub force: bool,
-    /// Refuses if a lease of the backend on it has not expired at this time. GC sets this; a caller that names the image
-    /// does not.
-    pub spare_leased_at: Option<ClockReading>,
 }
 
 impl RemoveOptions {

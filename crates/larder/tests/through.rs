@@ -401,6 +401,24 @@ async fn an_explicit_removal_ignores_leases() {
     assert_eq!((node.backend.images(), node.gate.active_leases()), (Vec::new(), Vec::new()));
 }
 
+/// An incomplete image has no status, and its name may become that of a complete one before the backend removes it.
+#[tokio::test(start_paused = true)]
+async fn a_pull_that_completes_an_image_while_it_is_removed_is_repeated() {
+    let node = node(PullConfig::default());
+    node.backend.offer(APP, image("sha256:app", 7));
+    node.backend.hold_removals();
+    let manager = node.manager.clone();
+    let removing = tokio::spawn(async move { remove(&manager, APP).await });
+    settle().await;
+    let mut pulling = node.pull(APP, None).await;
+    advance(Duration::from_secs(60)).await;
+    assert!(!pulling.is_finished() && !node.backend.images().is_empty(), "it does not report the image");
+    node.backend.release_removals();
+    assert_eq!(removing.await.unwrap(), Ok(()));
+    assert_eq!((&mut pulling).await.unwrap(), Ok("sha256:app".into()));
+    assert_eq!((node.backend.images().len(), node.gate.active_leases().len()), (1, 1));
+}
+
 type Pins = Result<HashMap<ImageId, ImagePin>, BackendError>;
 
 /// Answers always the same.

@@ -339,7 +339,6 @@ impl Config {
             scheduler: larder::scheduler::Scheduler::for_layers(self.store.layers_at_once),
             minimum_rate: self.store.minimum_rate,
             reserve,
-            ensured_lease: self.ensured_lease,
             ..larder_store::pull::StorePullConfig::default()
         }
     }

@@ -322,7 +322,7 @@ impl ConfigDraft {
             tracing: TracingSettings::default(),
             pull: PullConfig::default(),
             credential_tokens: TokenPolicy::Keep,
-            ensured_lease: pull.ensured_lease,
+            ensured_lease: Duration::from_secs(600),
             verification: None,
             degraded: None,
             exited_container_age: None,

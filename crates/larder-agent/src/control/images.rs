@@ -60,7 +60,7 @@ pub(super) async fn tag(
     let image = loop {
         let check = gate.begin_presence_check();
         let image = find(source, backend).await?.image;
-        if check.lease(&image.id, LeasePurpose::Request, TAGGED_LEASE).await {
+        if check.lease(&image.id, LeasePurpose::Ensure, TAGGED_LEASE).await {
             break image;
         }
     };

@@ -1,14 +1,15 @@
 //! An archive that a client sends in pieces, into larder's own store. A client that goes away ends it; what the archive's
-//! images need is checked by the store, as of a file; and the store leases them, so that collection leaves them alone.
+//! images need is checked by the store, as of a file; and the images are leased.
 
 use std::io::{self, Read};
 use std::time::Duration;
 
 use futures_util::{Stream, StreamExt as _};
+use larder::backend::ImageSpec;
 use larder::error_chain;
 use larder::events::{EventReason, EventType};
 use larder::go_format;
-use larder::hidden::HiddenImages;
+use larder::pull::StatusIntent;
 use larder::reference::{ImageName, Reference};
 use larder_api::v1 as api;
 use larder_store::backend::StoreBackend;
@@ -21,7 +22,7 @@ use tonic::Status;
 
 use crate::error::Error;
 use crate::image_name;
-use crate::node::{Observability, Storage};
+use crate::node::{Node, Storage};
 
 /// How many archives are loaded at once. Each has a thread.
 pub(super) const AT_ONCE: usize = 4;
@@ -34,12 +35,11 @@ const SILENCE: Duration = Duration::from_secs(600);
 
 /// Loads the stream; `slots` limits concurrent loads to [`AT_ONCE`].
 pub(super) async fn load(
-    storage: &Storage,
-    hidden: Option<&HiddenImages>,
-    observability: &Observability,
+    node: &Node,
     slots: &Semaphore,
     mut pieces: impl Stream<Item = Result<api::LoadRequest, Status>> + Unpin,
 ) -> Result<api::LoadResponse, Status> {
+    let Node { storage, pulls, observability, .. } = node;
     let store = storage.require_store()?;
     let Ok(_slot) = slots.try_acquire() else {
         return Err(Status::resource_exhausted(format!(
@@ -56,10 +56,11 @@ pub(super) async fn load(
     tokio::select! {
         loaded = import(store, ImportSource::Stream(Box::new(arriving)), name) => {
             let loaded = loaded?;
+            lease(node, &loaded.images).await?;
             for image in &loaded.images {
                 observability.record(EventType::Normal, EventReason::Loaded, loaded_message(image));
             }
-            if let Some(hidden) = hidden {
+            if let Some(hidden) = pulls.hidden() {
                 for image in &loaded.images {
                     hidden.show(&image.id.as_str().into()).await;
                 }
@@ -69,6 +70,18 @@ pub(super) async fn load(
         }
         status = forward(&mut pieces, feed) => Err(status),
     }
+}
+
+/// Leases the images, so that GC retains them until their containers start.
+async fn lease(node: &Node, loaded: &[api::LoadedImage]) -> Result<(), Error> {
+    for image in loaded {
+        let found = node.pulls.manager().status(&ImageSpec::named(&*image.id), StatusIntent::Use).await?;
+        if found.is_none() {
+            return Err(Error::failed(format!("image {} was removed right after it was loaded", image.id))
+                .hint("load it again"));
+        }
+    }
+    node.collection.save_leases().await
 }
 
 /// Makes the images known to the containerd whose snapshots the store has. They stay in the store if that fails.
@@ -229,7 +242,7 @@ mod tests {
 
     use super::*;
     use crate::backend::{BackendHandle, OpenMode, RuntimeRequirement, open};
-    use crate::node::{Node, NodeDependencies, testing};
+    use crate::node::{NodeDependencies, testing};
 
     fn piece(bytes: usize) -> api::LoadRequest {
         api::LoadRequest { name: String::new(), piece: vec![0; bytes] }
@@ -249,25 +262,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (node, slots) = (node(&dir), Semaphore::new(1));
         let then = |last| stream::iter([Ok(piece(100)), last]).chain(stream::pending());
-        let busy = load(
-            &node.storage,
-            None,
-            &node.observability,
-            &slots,
-            then(Err(Status::resource_exhausted("busy"))),
-        )
-        .await
-        .unwrap_err();
+        let busy = load(&node, &slots, then(Err(Status::resource_exhausted("busy")))).await.unwrap_err();
         assert_eq!((busy.code(), busy.message()), (Code::ResourceExhausted, "busy"));
-        let large = load(&node.storage, None, &node.observability, &slots, then(Ok(piece(MAX_PIECE + 1))))
-            .await
-            .unwrap_err();
+        let large = load(&node, &slots, then(Ok(piece(MAX_PIECE + 1)))).await.unwrap_err();
         assert_eq!(large.code(), Code::InvalidArgument);
-        let waiting = load(&node.storage, None, &node.observability, &slots, then(Ok(piece(100))));
+        let waiting = load(&node, &slots, then(Ok(piece(100))));
         let (silent, ()) = tokio::join!(waiting, time::advance(SILENCE));
         assert_eq!(silent.unwrap_err().message(), "no archive data received within 10m0s");
-        let empty =
-            load(&node.storage, None, &node.observability, &slots, stream::empty()).await.unwrap_err();
+        let empty = load(&node, &slots, stream::empty()).await.unwrap_err();
         assert_eq!(empty.message(), "no data received");
     }
 
@@ -275,11 +277,11 @@ mod tests {
     async fn one_more_than_a_few_is_refused_and_not_kept_waiting() {
         let dir = tempfile::tempdir().unwrap();
         let (node, slots) = (node(&dir), Semaphore::new(1));
-        let first = load(&node.storage, None, &node.observability, &slots, stream::pending());
+        let first = load(&node, &slots, stream::pending());
         tokio::select! {
             biased;
             ended = first => panic!("{ended:?}"),
-            second = load(&node.storage, None, &node.observability, &slots, stream::pending()) => {
+            second = load(&node, &slots, stream::pending()) => {
                 assert_eq!(second.unwrap_err().code(), Code::ResourceExhausted);
             }
         }

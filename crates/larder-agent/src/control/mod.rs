@@ -43,6 +43,7 @@ use crate::error::{Error, ErrorKind};
 use crate::image_name;
 use crate::node::Node;
 use crate::serve::connections::Connections;
+use remove::RemovalParts;
 
 pub use load::base_name;
 
@@ -116,8 +117,7 @@ impl ControlApi {
         &self,
         pieces: impl Stream<Item = Result<api::LoadRequest, Status>> + Unpin,
     ) -> Result<api::LoadResponse, Status> {
-        let Node { storage, pulls, observability, .. } = self.node();
-        load::load(storage, pulls.hidden(), observability, &self.0.loads, pieces).await
+        load::load(self.node(), &self.0.loads, pieces).await
     }
 
     fn node(&self) -> &Node {
@@ -214,7 +214,7 @@ impl Control for ControlApi {
         for image in &request.images {
             named(image)?;
         }
-        let mut answer = remove::remove(&request, &self.node().storage, &self.node().collection).await;
+        let mut answer = remove::remove(&request, &RemovalParts::of(self.node())).await;
         let is_removed =
             |removed: &api::Removed| matches!(removed.result, Some(api::removed::Result::Removed(_)));
         // A daemon deletes the files in the background; a pull that lacks space waits for that. A command's process ends.
@@ -312,8 +312,8 @@ impl Control for ControlApi {
     async fn lease(&self, request: Request<api::LeaseRequest>) -> ControlResult<api::LeaseResponse> {
         let request = request.into_inner();
         named(&request.image)?;
-        let ControlApiInner { node, process, .. } = &*self.0;
-        Ok(Response::new(retention::lease(&node.storage, &node.collection, process, &request).await?))
+        let node = self.node();
+        Ok(Response::new(retention::lease(&node.storage, &node.collection, &request).await?))
     }
 
     async fn leases(&self, _: Request<api::LeasesRequest>) -> ControlResult<api::LeasesResponse> {

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use larder::backend::{Backend, BackendError, CallErrorKind, Image, ImageSpec, RemoveOptions, Removed};
 use larder::detached::run_to_completion;
 use larder::error_chain;
-use larder::gc::{ClockReading, GcPolicy};
+use larder::gc::ClockReading;
 use larder::hint::Hint;
-use larder::pull::ImagePin;
+use larder::pull::{ImageManager, ImagePin, RefuseRemoval};
 use larder::reference::ImageId;
 use larder::retention::{RetentionError, RetentionPurpose, SourceScope};
 use larder_api::convert;
@@ -23,27 +23,41 @@ use tokio::task::spawn_blocking;
 use super::find::{FoundImage, find_name, is_same_name};
 use super::images::image_error;
 use crate::error::{Error, ErrorKind};
-use crate::node::Storage;
 use crate::node::collection::{Collection, RequestApi};
 use crate::node::cri_pins::desired_pin;
 use crate::node::health::error_with_hint;
 use crate::node::peer::Peer;
+use crate::node::{Node, Storage};
 use naming::{RemovalScope, Selection};
+
+/// The parts of a node that a removal needs.
+#[derive(Clone)]
+pub(super) struct RemovalParts {
+    pub(super) storage: Arc<Storage>,
+    pub(super) collection: Arc<Collection>,
+    pub(super) manager: Arc<ImageManager>,
+}
+
+impl RemovalParts {
+    pub(super) fn of(node: &Node) -> RemovalParts {
+        RemovalParts {
+            storage: Arc::clone(&node.storage),
+            collection: Arc::clone(&node.collection),
+            manager: Arc::clone(node.pulls.manager()),
+        }
+    }
+}
 
 /// Removes images and names one after the other; the texts were checked. Removals and failures are recorded. An unavailable
 /// backend ends it. Dropping the call ends it after the image that is being removed.
-pub(super) async fn remove(
-    request: &RemoveRequest,
-    storage: &Arc<Storage>,
-    collection: &Arc<Collection>,
-) -> RemoveResponse {
+pub(super) async fn remove(request: &RemoveRequest, parts: &RemovalParts) -> RemoveResponse {
     let mut answer = RemoveResponse::default();
-    if let Err(failure) = remove_all(request, storage, collection, &mut answer).await {
+    if let Err(failure) = remove_all(request, parts, &mut answer).await {
         answer.error = Some(failure.into());
         return answer;
     }
     // A removal also deletes what dead processes left. The images are removed whether or not that works.
-    if let Some(store) = storage.store().map(StoreBackend::store).cloned() {
+    if let Some(store) = parts.storage.store().map(StoreBackend::store).cloned() {
         let swept = spawn_blocking(move || {
             store.sweep(&ClockReading::now()).map_err(|error| unswept(store.root(), &error))
         });
@@ -93,10 +107,10 @@ async fn look_up<'a>(
 
 async fn remove_all(
     request: &RemoveRequest,
-    storage: &Arc<Storage>,
-    collection: &Arc<Collection>,
+    parts: &RemovalParts,
     answer: &mut RemoveResponse,
 ) -> Result<(), Error> {
+    let RemovalParts { storage, collection, .. } = parts;
     storage.require_publisher()?;
     let (backend, is_store) = (storage.backend(), storage.store().is_some());
     let found = look_up(request, &**backend, answer).await?;
@@ -134,11 +148,11 @@ async fn remove_all(
             refuse(other_names(image, backend.names().is_some()))?;
             continue;
         };
-        match remove_one(text, image, scope.clone(), request.force, storage, collection).await {
+        match remove_one(text, image, scope.clone(), request.force, parts).await {
             Ok(removal) => {
                 let mut result = removed(image, &scope, removal, text, &mounts);
                 if removal != Removed::Names && result.note.is_empty() {
-                    result.note = keep_rule_note(text, image, &collection.unchecked_collector().policy());
+                    result.note = kept_note(text, reasons);
                 }
                 answer.results.push(result);
             }
@@ -207,33 +221,28 @@ fn removed(
     }
 }
 
-/// Removes names, or an image, and records it. The store completes a removal whose caller is gone; the gate must be closed
-/// until then.
+/// Removes names, or an image, and records it, even if the caller is gone.
 async fn remove_one(
     text: &str,
     image: &Image,
     scope: RemovalScope,
     force: bool,
-    storage: &Arc<Storage>,
-    collection: &Arc<Collection>,
+    parts: &RemovalParts,
 ) -> Result<Removed, BackendError> {
-    let removing = collection.gate().wait_begin_removal(&image.id).await;
-    let (text, image) = (text.to_owned(), image.clone());
-    let (storage, collection) = (Arc::clone(storage), Arc::clone(collection));
-    let names = match &scope {
-        RemovalScope::Names(names) => names.clone(),
+    let (text, image, parts) = (text.to_owned(), image.clone(), parts.clone());
+    let names = match scope {
+        RemovalScope::Names(names) => names,
         RemovalScope::Image => Vec::new(),
     };
     let removal = async move {
-        let removal = remove_from_backend(&image.id, scope, force, &storage).await;
-        drop(removing);
+        let removal = remove_from_backend(&image.id, &names, force, &parts).await;
         match &removal {
             Ok(Removed::Image { freed }) => {
-                collection.record_removal(RequestApi::Control, &image, *freed).await
+                parts.collection.record_removal(RequestApi::Control, &image, *freed).await
             }
-            Ok(Removed::Names) => collection.record_untagged(RequestApi::Control, &image, &names),
+            Ok(Removed::Names) => parts.collection.record_untagged(RequestApi::Control, &image, &names),
             Err(error) => {
-                collection.record_failed_removal(RequestApi::Control, &text, &error_with_hint(error));
+                parts.collection.record_failed_removal(RequestApi::Control, &text, &error_with_hint(error));
             }
         }
         removal
@@ -241,38 +250,30 @@ async fn remove_one(
     run_to_completion(Peer::current().scope(removal)).await
 }
 
-/// Refuses to remove a pinned image with its last names: it may have lost the others since it was listed. No other removal
-/// runs behind the gate.
-async fn refuse_last_names(
-    backend: &dyn Backend,
-    id: &ImageId,
-    names: &[String],
-) -> Result<(), BackendError> {
-    let Some(image) = backend.status(&ImageSpec::named(id)).await? else { return Ok(()) };
-    if !image.pinned
-        || naming::all_names(&image).iter().any(|name| !names.iter().any(|removed| removed == name))
-    {
-        return Ok(());
-    }
-    Err(BackendError::call(CallErrorKind::FailedPrecondition, PINNED).with_hint(force_pinned()))
-}
-
+/// Removes an image, or these names of it where the backend can do that. A pinned image is not removed with its last names,
+/// unless forced: it may have lost the others since it was listed.
 async fn remove_from_backend(
     id: &ImageId,
-    scope: RemovalScope,
+    names: &[String],
     force: bool,
-    storage: &Storage,
+    parts: &RemovalParts,
 ) -> Result<Removed, BackendError> {
-    let backend = storage.backend().as_ref();
-    let names = match scope {
-        RemovalScope::Names(names) if backend.names().is_some() => Some(names),
-        RemovalScope::Names(_) | RemovalScope::Image => None,
+    let RemovalParts { storage, manager, .. } = parts;
+    let names = (!names.is_empty() && storage.backend().names().is_some()).then(|| names.to_vec());
+    let refuse = {
+        let names = names.clone();
+        move |image: Option<&Image>| {
+            let (image, names) = image.filter(|image| image.pinned).zip(names.as_ref())?;
+            let is_last =
+                naming::all_names(image).into_iter().all(|name| names.iter().any(|own| own == name));
+            is_last.then(|| {
+                BackendError::call(CallErrorKind::FailedPrecondition, PINNED).with_hint(force_pinned())
+            })
+        }
     };
-    if let Some(names) = names.as_ref().filter(|_| !force) {
-        refuse_last_names(backend, id, names).await?;
-    }
-    let options = RemoveOptions { names, force, ..RemoveOptions::default() };
-    let removed = backend.remove(&ImageSpec::named(id), &options).await?;
+    let refuse: Option<&RefuseRemoval> = if force || names.is_none() { None } else { Some(&refuse) };
+    let options = RemoveOptions { names: names.clone(), force };
+    let removed = manager.remove_by_id(id, &ImageSpec::named(id), &options, refuse).await?;
     if let Some(store) = storage.store() {
         // The space is free when the command is done.
         store.store().finish_deletion();
@@ -358,12 +359,14 @@ fn still_mounted(name: &str, mounts: &[&str]) -> String {
     format!("note: {name} is still mounted at {mounts}; its layers are removed when it is unmounted")
 }
 
-/// The rule for names by which GC retained the image that was removed by its name; empty without one.
-fn keep_rule_note(text: &str, image: &Image, policy: &GcPolicy) -> String {
-    let names: Vec<String> = image.repo_tags.iter().chain(&image.repo_digests).cloned().collect();
-    let rule = policy.keep.iter().find(|rule| rule.parse_selector(&names).is_some());
-    rule.map_or_else(String::new, |rule| {
-        format!("note: {text} was kept by a rule ({rule}), which is for GC; it applies to later pulls")
+/// The keep rule by which GC retained the image that was removed; empty without one.
+fn kept_note(text: &str, reasons: &[RetentionPurpose]) -> String {
+    let rule = reasons.iter().find_map(|reason| match reason {
+        RetentionPurpose::Kept(kept) => Some(kept),
+        _ => None,
+    });
+    rule.map_or_else(String::new, |kept| {
+        format!("note: {text} was {kept}, which is for GC; it applies to later pulls")
     })
 }
 
@@ -490,13 +493,13 @@ mod tests {
         let node = testing::node(&fake, dir.path(), None, |_| ());
         let mut request =
             RemoveRequest { images: vec!["pinned:1".into(), "sandbox:1".into()], ..RemoveRequest::default() };
-        let refused = remove(&request, &node.storage, &node.collection).await;
+        let refused = remove(&request, &RemovalParts::of(&node)).await;
         let messages: Vec<String> = refused.results.into_iter().map(|result| format!("{result:?}")).collect();
         assert!(messages[0].contains("pinned:1: pinned by the runtime"), "{messages:?}");
         assert!(messages[1].contains("sandbox:1: in use by sandbox of pod ns/web"), "{messages:?}");
         assert_eq!(fake.images().len(), 2);
         request.force = true;
-        let removed = remove(&request, &node.storage, &node.collection).await;
+        let removed = remove(&request, &RemovalParts::of(&node)).await;
         assert_eq!((removed.results.len(), fake.images().len()), (2, 0));
     }
 
@@ -512,12 +515,11 @@ mod tests {
             ..RemoveRequest::default()
         };
         for images in [&["b:1"][..], &["a:1", "b:1"]] {
-            let refused =
-                format!("{:?}", remove(&request(images), &node.storage, &node.collection).await.results);
+            let refused = format!("{:?}", remove(&request(images), &RemovalParts::of(&node)).await.results);
             assert!(refused.contains("b:1: another image has this name now"), "{refused}");
             assert_eq!(fake.images().len(), 2, "{images:?}");
         }
-        remove(&request(&["a:1"]), &node.storage, &node.collection).await;
+        remove(&request(&["a:1"]), &RemovalParts::of(&node)).await;
         let left: Vec<_> = fake.images().into_iter().map(|image| image.id).collect();
         assert_eq!(left, ["sha256:2"]);
     }
@@ -532,7 +534,8 @@ mod tests {
         fake.hold_removals();
         let node = testing::node(&fake, dir.path(), None, |_| ());
         let request = RemoveRequest { images: vec!["a:1".into(), "b:1".into()], ..RemoveRequest::default() };
-        let removing = remove(&request, &node.storage, &node.collection);
+        let parts = RemovalParts::of(&node);
+        let removing = remove(&request, &parts);
         assert!(timeout(minute, removing).await.is_err(), "it gives up");
         fake.release_removals();
         assert!(

@@ -165,7 +165,7 @@ pub(super) fn image(image: &ImageDecision) -> api::ImageDecision {
     let used_by = match &image.decision {
         GcDecision::Retain(RetainReason::InUse(uses)) => uses.iter().map(ToString::to_string).collect(),
         GcDecision::Retain(RetainReason::Leased { left }) => {
-            vec![Lease::durable(LeasePurpose::Request, *left).to_string()]
+            vec![Lease { purpose: LeasePurpose::Request, left: *left }.to_string()]
         }
         _ => Vec::new(),
     };

@@ -4,20 +4,15 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use larder::backend::Backend;
-use larder::error_chain;
-use larder::gc::{ClockReading, Collector, GcPolicy};
+use larder::gc::{Collector, GcPolicy};
 use larder::hint::Hint;
 use larder::retention::{KeepRule, LeasePurpose, Selector};
 use larder_api::convert;
 use larder_api::v1::keep_rule::Select;
 use larder_api::v1::{self as api, KeepRequest, LeaseOwner, LeaseResponse};
-use larder_store::store::{LeaseKind, LeaseRecord, LeaseResources, Store, StoreError};
-
 use tokio::task::spawn_blocking;
 
-use super::ServingProcess;
 use super::find::{FoundImage, SIMILAR, find, find_name};
-use super::images::absent;
 use crate::error::{Error, ErrorKind};
 use crate::node::Storage;
 use crate::node::collection::Collection;
@@ -95,11 +90,10 @@ fn similar(error: &Error) -> Option<String> {
     error.next_steps().iter().map(ToString::to_string).find(|step| step.starts_with(SIMILAR))
 }
 
-/// Takes or ends a lease: in larder's own store one that outlives the daemon, else one that ends with it.
+/// Takes or ends a lease, which outlives the process.
 pub(super) async fn lease(
     storage: &Storage,
     collection: &Collection,
-    process: &ServingProcess,
     request: &api::LeaseRequest,
 ) -> Result<LeaseResponse, Error> {
     let time = Duration::from_secs(request.seconds);
@@ -112,25 +106,12 @@ pub(super) async fn lease(
     if time.is_zero() {
         return end_lease(storage, collection, &request.image).await;
     }
-    if let Some(store) = storage.store().cloned() {
-        let id = find(&request.image, &**storage.backend()).await?.image.id;
-        let granted = spawn_blocking(move || grant(store.store(), id.as_str(), time)).await;
-        return granted.map_err(|error| super::unanswered("the store", &error))?;
-    }
-    if *process == ServingProcess::Command {
-        // It would end with the command.
-        return Err(Error::failed(format!(
-            "{}: leases on images of a runtime require a daemon, and none is running",
-            storage.description()
-        ))
-        .hint(
-            Hint::new().command(["serve"]).text(", or ").command(["keep".to_owned(), request.image.clone()]),
-        ));
-    }
+    collection.require_state_dir()?;
     loop {
         let check = collection.gate().begin_presence_check();
         let image = find(&request.image, &**storage.backend()).await?.image;
         if check.lease(&image.id, LeasePurpose::Request, time).await {
+            collection.save_leases().await?;
             let ends = SystemTime::now().checked_add(time).map(convert::time);
             return Ok(LeaseResponse { id: image.id.to_string(), ends, ended: None });
         }
@@ -157,7 +138,7 @@ pub(super) async fn leases(storage: &Storage, collection: &Collection) -> Result
             let lease = leases.get(&image.id)?;
             let owner = match lease.purpose {
                 LeasePurpose::Request => LeaseOwner::Request,
-                LeasePurpose::Ensure | LeasePurpose::Pull => LeaseOwner::Ensure,
+                LeasePurpose::Ensure => LeaseOwner::Ensure,
             };
             Some(api::ImageLease {
                 id: image.id.to_string(),
@@ -205,17 +186,4 @@ async fn idle(collector: &Collector, new: usize) -> Vec<String> {
     let Ok(snapshot) = collector.snapshot(&collector.policy()).await else { return Vec::new() };
     let warnings = collector.warnings(&snapshot).into_iter().filter(|warning| warning.rule >= first_new);
     warnings.map(|warning| warning.to_string()).collect()
-}
-
-/// Takes a lease on an image of this store, in place of an earlier one. May block.
-fn grant(store: &Store, name: &str, time: Duration) -> Result<LeaseResponse, Error> {
-    let failed = |error: StoreError| Error::failed(error_chain(&error));
-    let image = store.image(name).map_err(failed)?.ok_or_else(|| absent(name))?;
-    let (id, lease) = (image.id.to_string(), format!("held/{}", image.id));
-    let ends = SystemTime::now().checked_add(time);
-    let ends = ends.ok_or_else(|| Error::bad_input("the lease is too long"))?;
-    let leased = LeaseResources { images: vec![image.id], layers: Vec::new(), ingests: Vec::new() };
-    let record = LeaseRecord::granted(lease, LeaseKind::Requested, leased, time, &ClockReading::now());
-    store.lease(&record).map_err(failed)?;
-    Ok(LeaseResponse { id, ends: Some(convert::time(ends)), ended: None })
 }

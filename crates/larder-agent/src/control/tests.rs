@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use larder::events::EventReason;
+use larder::retention::RemovalGate;
 use larder_api::v1::collect_request::Goal;
 use larder_api::v1::control_client::ControlClient;
 use larder_api::v1::ensure_update::Update;
@@ -152,23 +153,21 @@ async fn each_image_of_a_call_has_its_events_and_one_end() {
     assert!(failed == 3 && page.contains(&counted), "{failed}: {page}");
 }
 
-/// A process that is killed right after its answer leaves the record of the ensure.
+/// A process that is killed right after its answer leaves the lease of the ensure.
 #[tokio::test]
-async fn an_ensure_answers_after_its_record_is_on_disk() {
+async fn an_ensure_answers_after_its_lease_is_on_disk() {
     let served = TestDaemon::new();
     served.backend.add_image("a:1", image("sha256:1", 100));
-    let file = served.dir.path().join("ensured.json");
-    // The record is added to what is in the file, and reading a pipe waits for a writer.
+    let file = served.dir.path().join("leases.json.new");
+    // Writing a pipe waits for a reader.
     rustix::fs::mknodat(rustix::fs::CWD, &file, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
     let mut client = served.client();
     let mut answer = std::pin::pin!(updates(&mut client, wants(&["a:1"])));
-    let early = time::timeout(Duration::from_millis(300), &mut answer).await;
-    assert!(early.is_err(), "answered before the record was written: {early:?}");
-    let writer = file.clone();
-    let empty = r#"{"version":1,"images":[]}"#;
-    spawn_blocking(move || fs_err::write(writer, empty)).await.unwrap().unwrap();
+    let too_soon = time::timeout(Duration::from_millis(300), &mut answer).await;
+    assert!(too_soon.is_err(), "answered before the lease was written: {too_soon:?}");
+    let written = spawn_blocking(move || fs_err::read_to_string(file)).await.unwrap().unwrap();
+    assert!(written.contains("sha256:1"), "{written}");
     assert_eq!(answer.await, ["Pulled", "0 ensured"]);
-    assert!(fs_err::read_to_string(&file).unwrap().contains("sha256:1"));
 }
 
 #[tokio::test]
@@ -538,29 +537,16 @@ async fn a_lease_has_a_bound_whatever_a_client_asks_for() {
 }
 
 #[tokio::test]
-async fn a_command_leases_no_image_of_a_runtime() {
+async fn a_lease_on_an_image_of_a_runtime_outlives_the_process() {
     let served = TestDaemon::new();
     served.backend.add_image("a:1", image("sha256:1", 100));
-    let request = api::LeaseRequest { image: "a:1".into(), seconds: 60 };
-    let refused =
-        retention::lease(&served.node.storage, &served.node.collection, &ServingProcess::Command, &request)
-            .await
-            .unwrap_err();
-    assert_eq!(
-        refused.message(),
-        "a fake: leases on images of a runtime require a daemon, and none is running"
-    );
-    assert_eq!(refused.next_steps()[0].to_string(), "larder serve, or larder keep a:1");
-    assert!(served.node.collection.gate().active_leases().is_empty(), "the lease would end with the command");
-    retention::lease(
-        &served.node.storage,
-        &served.node.collection,
-        &ServingProcess::Daemon(DaemonAddresses::default()),
-        &request,
-    )
-    .await
-    .unwrap();
-    assert_eq!(served.node.collection.gate().active_leases().len(), 1);
+    let leased = || served.node.collection.gate().active_leases().len();
+    for seconds in [60, 0] {
+        served.client().lease(api::LeaseRequest { image: "a:1".into(), seconds }).await.unwrap();
+        let next = RemovalGate::with_file(served.dir.path().join("leases.json"), Duration::ZERO);
+        let expected = usize::from(seconds > 0);
+        assert_eq!((leased(), next.active_leases().len()), (expected, expected));
+    }
 }
 
 #[tokio::test]

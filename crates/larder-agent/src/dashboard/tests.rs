@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::StreamExt as _;
 use larder::backend::{Container, ContainerInventory, FilesystemUsage, Filesystems, Image};
-use larder::retention::{KeepRule, Selector};
+use larder::retention::{KeepRule, LeasePurpose, Selector};
 use larder_api::convert;
 use larder_api::v1 as api;
 use larder_api::v1::control_server::Control as _;
@@ -436,7 +436,8 @@ async fn every_surface_shows_the_same_reason_for_which_an_image_is_retained() {
     served.node.collection.set_policy(served.node.settings.now().policy(rules));
     let lease = api::LeaseRequest { image: "leased:1".into(), seconds: 60 };
     served.control.lease(Request::new(lease)).await.unwrap();
-    served.node.collection.note_ensured(&"sha256:ensured:1".into(), false).await;
+    let check = served.node.collection.gate().begin_presence_check();
+    assert!(check.lease("sha256:ensured:1", LeasePurpose::Ensure, Duration::from_secs(60)).await);
 
     let request = api::ImagesRequest { details: true, ..Default::default() };
     let listed = served.control.images(Request::new(request)).await.unwrap().into_inner().images;

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use larder::backend::{BackendError, CallErrorKind, Image};
@@ -11,10 +12,15 @@ use larder::pull::{ImagePin, ImagePinSource};
 use larder::reference::ImageId;
 use larder::retention::{KeptBy, LeasePurpose, RetentionError, RetentionPurpose, SourceScope};
 
+use tokio::time;
+
 use super::Node;
 use super::collection::Collection;
 use super::settings::NodeSettings;
 use crate::config::Config;
+
+/// How long CRI waits for what retains images. Its callers start containers.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 
 /// The pins of a node, by its settings.
 pub(crate) struct CriPins {
@@ -33,8 +39,8 @@ impl CriPins {
         }
     }
 
-    /// The pin that an image has for this reason by the settings. A lease pins nothing unless `larder lease` took it in
-    /// larder's own store: CRI's `PullImage` takes one for each image, and would block kubelet's own removal.
+    /// The pin that an image has for this reason by the settings. A lease pins nothing unless `larder lease` took it:
+    /// CRI's `PullImage` takes one for each image, and would block kubelet's own removal.
     fn pin(config: &Config, image: &ImageId, reason: &RetentionPurpose) -> Option<ImagePin> {
         let settings = &config.cri_pins;
         match reason {
@@ -44,9 +50,7 @@ impl CriPins {
                 reason: format!("mounted at {target}"),
                 hint: Hint::new().command(["umount".to_owned(), target.clone()]).text(" ends the mount"),
             }),
-            RetentionPurpose::Lease(lease)
-                if settings.leased && lease.is_durable && lease.purpose == LeasePurpose::Request =>
-            {
+            RetentionPurpose::Lease(lease) if settings.leased && lease.purpose == LeasePurpose::Request => {
                 let end = ["lease".to_owned(), image.to_string(), "0".to_owned()];
                 let hint = Hint::new().command(end).text(" ends the lease");
                 Some(ImagePin { reason: format!("in use by {lease}"), hint })
@@ -69,7 +73,11 @@ impl ImagePinSource for CriPins {
         let collector = self.collection.collector().map_err(unknown)?;
         let scope =
             if settings.mounted && self.is_store { SourceScope::Backend } else { SourceScope::Larder };
-        let retentions = collector.retentions(images, scope).await;
+        let retentions = time::timeout(ANSWERS_WITHIN, collector.retentions(images, scope)).await;
+        let retentions = retentions.map_err(|_| {
+            let message = "cannot determine pinned images: what retains images did not answer within 2 s";
+            BackendError::call(CallErrorKind::Unavailable, message)
+        })?;
         let retentions = retentions.map_err(RetentionError::into_backend_error)?;
         let pin = |(image, reasons): (ImageId, Vec<RetentionPurpose>)| {
             let pin = reasons.iter().find_map(|reason| Self::pin(&config, &image, reason))?;

@@ -6,6 +6,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use larder::gc::{FsStatsProvider, GcGoal, GcPolicy, OtherFilesystem};
 use larder::image_service::{FilesystemError, FsStats};
+use larder::pod::Pod;
+use larder::pull::{EnsureRequest, PullPolicy};
 use larder::records::{PullRecordStore, Verification};
 use larder_testkit::fake_backend::{FakeBackend, ScriptedPull, image};
 use tokio::time::{self, Instant};
@@ -149,6 +151,8 @@ async fn images_ensured_by_an_earlier_process_are_leased_as_configured() {
     backend.add_image("a:1", image("sha256:a", 1));
     let node = |lease| testing::node(&backend, dir.path(), None, |config| config.ensured_lease = lease);
     let first = node(Duration::from_secs(60));
+    let request = EnsureRequest::new("a:1", PullPolicy::IfNotPresent, Pod::default());
+    first.pulls.manager().ensure(&request).await.unwrap();
     first.collection.note_ensured(&"sha256:a".into(), false).await;
     drop(first);
     for (lease, uses) in [(Duration::from_secs(60), 1), (Duration::ZERO, 0)] {

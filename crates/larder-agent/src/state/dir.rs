@@ -1,4 +1,4 @@
-//! The state directory of one backend: usage records, journal, keep rules, pull records, recent ensures.
+//! The state directory of one backend: usage records, journal, keep rules, pull records, leases.
 //!
 //! One process at a time holds its lock. That process serves the control API, so that other processes work through it.
 
@@ -168,9 +168,9 @@ impl StateDir {
         self.path.join("image_manager")
     }
 
-    /// Returns the path of the images that commands made present without a daemon.
-    pub(crate) fn ensured(&self) -> PathBuf {
-        self.path.join("ensured.json")
+    /// The leases on images.
+    pub(crate) fn leases(&self) -> PathBuf {
+        self.path.join("leases.json")
     }
 
     /// The images that are hidden from kubelet.

@@ -165,11 +165,11 @@ fn an_image_that_a_command_ensured_is_retained_by_the_next_gc() {
 }
 
 #[test]
-fn a_list_of_ensured_images_that_cannot_be_read_removes_nothing() {
+fn leases_that_cannot_be_read_are_not_taken_for_none() {
     let world = world();
-    let file = world.file("state/ensured.json", "{");
+    let file = world.file("state/leases.json", "{");
     let run = world.larder(&["gc", "--all-unused", "--force", "--minimum-image-ttl-duration=0"]).expect(1);
-    assert!(run.stderr.contains("removed nothing") && run.stderr.contains("ensured.json"), "{run:?}");
+    assert!(run.stderr.contains("removed nothing") && run.stderr.contains("leases.json"), "{run:?}");
     let run = world.larder(&["ensure", NAMES[0]]).expect(0);
     assert!(run.stderr.contains("GC may remove ensured images before they are used"), "{run:?}");
     fs_err::remove_file(file).unwrap();

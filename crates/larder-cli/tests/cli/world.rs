@@ -68,7 +68,7 @@ impl CliFixture {
 
     /// As if what was ensured had been ensured long ago.
     pub(crate) fn end_leases(&self) {
-        fs_err::remove_file(self.state().join("ensured.json")).unwrap();
+        fs_err::remove_file(self.state().join("leases.json")).unwrap();
     }
 
     pub(crate) fn larder(&self, arguments: &[&str]) -> CliOutput {

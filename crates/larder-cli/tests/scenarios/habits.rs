@@ -133,7 +133,7 @@ fn the_log_has_what_removals_by_name_free_beside_shared_layers() {
     }
     world.larder(&["keep", "shop/web"]).expect(0);
     let run = world.larder(&["rm", "web", "api"]).expect(0);
-    assert!(run.stderr.contains("note: web was kept by a rule (name "), "{run:?}");
+    assert!(run.stderr.contains("note: web was kept by rule 1 (name "), "{run:?}");
     let log = world.larder(&["gc", "log", "-o", "json"]).expect(0).json();
     let bytes = |index: usize, field: &str| log[index][field].as_u64().unwrap_or_default();
     assert!((100_000..1_000_000).contains(&bytes(0, "freedBytes")), "{log}");

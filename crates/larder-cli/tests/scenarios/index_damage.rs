@@ -182,7 +182,6 @@ impl DamagedStore {
 fn lease() -> larder_store::store::LeaseRecord {
     larder_store::store::LeaseRecord::granted(
         "held/1",
-        larder_store::store::LeaseKind::Requested,
         larder_store::store::LeaseResources::default(),
         std::time::Duration::MAX,
         &larder::gc::ClockReading::now(),

@@ -17,13 +17,10 @@ fn leases_are_listed_with_owner_and_end_and_end_before_their_time() {
             ImageBuilder::small(number, 50_000).push(&world.registry, name).unwrap();
         }
         world.larder(&["pull", "-q", &names[0], &names[1]]).expect(0);
-        let is_store = world.endpoint().is_none();
-        if is_store {
-            world.larder(&["lease", "web", "2h"]).expect(0);
-        }
+        world.larder(&["lease", "web", "2h"]).expect(0);
         let run = world.larder(&["lease"]).expect(0);
         assert_eq!(run.lines_with(&[&names[1], "ensure, pull or load"]), 1, "{run:?}");
-        assert_eq!(run.lines_with(&[&names[0], "larder lease", "1h59m"]), usize::from(is_store), "{run:?}");
+        assert_eq!(run.lines_with(&[&names[0], "larder lease", "1h59m"]), 1, "{run:?}");
         let all = [&["gc", "--all-unused"][..], &NOW].concat();
         assert_eq!(world.larder(&all).expect(0).stdout.matches("removed 2 images").count(), 0);
         assert_eq!(world.images().len(), 2, "both are leased");
@@ -34,7 +31,7 @@ fn leases_are_listed_with_owner_and_end_and_end_before_their_time() {
         }
         let left = world.larder(&["lease", "ls", "-o", "json"]).expect(0).json();
         assert_eq!(left.as_array().unwrap().len(), 1, "{left}");
-        assert_eq!(left[0]["owner"], if is_store { "lease" } else { "ensure" }, "{left}");
+        assert_eq!(left[0]["owner"], "lease", "{left}");
         world.larder(&all).expect(0);
         assert_eq!(world.images(), [names[0].as_str()]);
 

@@ -7,7 +7,6 @@ use std::io::PipeWriter;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::SystemTime;
 
 use larder_store::store::{Store, StoreConfig};
 use larder_testkit::private_state::assert_private;
@@ -263,10 +262,7 @@ impl RuntimeFixture {
         if self.endpoint().is_some() {
             return end_leases(Path::new(&self.path("state")));
         }
-        let store = Store::open(&self.place(), StoreConfig::default()).unwrap();
-        for lease in store.leases(&SystemTime::now().into()).unwrap() {
-            store.end_lease(&lease.id).unwrap();
-        }
+        end_leases(&self.place().join("collect"));
     }
 
     /// Forgets all images, as if larder had never run.
@@ -301,9 +297,9 @@ fn names_in_store(root: &Path) -> Vec<String> {
     store.images().unwrap().into_iter().flat_map(|image| [image.tags, image.digests].concat()).collect()
 }
 
-/// Ends the leases of images ensured on the runtime with this state directory.
+/// Ends the leases in this state directory.
 pub(crate) fn end_leases(state: &Path) {
-    fs_err::remove_file(state.join("ensured.json")).unwrap();
+    fs_err::remove_file(state.join("leases.json")).unwrap();
 }
 
 /// A manifest of a pod with containers of these images; an empty policy is none.

@@ -13,7 +13,7 @@ use tokio::time::{self, Instant};
 use super::pull_progress::PullProgress;
 use super::pull_tasks::{PullTasks, blocking};
 use super::{AcquiredImage, PullError, StorePuller};
-use crate::store::{LayerKey, LeaseKind, LeaseRecord, LeaseResources};
+use crate::store::{LayerKey, LeaseRecord, LeaseResources};
 
 /// How long fetched layers wait for the snapshots that are to retain them.
 const FETCHED_LEASE: Duration = Duration::from_secs(600);
@@ -81,7 +81,7 @@ impl StorePuller {
         let keys = layers.iter().map(|layer| layer.key().clone()).collect();
         let leased = LeaseResources { layers: keys, ..LeaseResources::default() };
         let now = ClockReading::now();
-        let lease = LeaseRecord::granted(fetched.lease.clone(), LeaseKind::Pull, leased, FETCHED_LEASE, &now);
+        let lease = LeaseRecord::granted(fetched.lease.clone(), leased, FETCHED_LEASE, &now);
         let (store, layers, lease_of_pull) = (self.store.clone(), layers.clone(), lease_of_pull.clone());
         let commit = move || {
             store.commit_layers(&layers, Some(&lease))?;

@@ -93,7 +93,6 @@ impl StorePuller {
             downloads: Vec::new(),
             pinned: false,
             preloaded: true,
-            lease: Some(self.ensured(plan.config.0.clone())),
             end_lease: None,
         };
         let (tags, digests) = names_of(&commit);

@@ -47,8 +47,8 @@ use crate::disk::{DiskSpace, SpaceReserve};
 use crate::store::admission::{self, admit};
 use crate::store::fetch_progress::BlobDownloads;
 use crate::store::{
-    ArchiveReferences, ClaimOutcome, ImageCommit, ImageRecord, LayerHandle, LeaseKind, LeaseRecord,
-    LeaseResources, Store, StoreError, TransferLogin,
+    ArchiveReferences, ClaimOutcome, ImageCommit, ImageRecord, LayerHandle, LeaseRecord, LeaseResources,
+    Store, StoreError, TransferLogin,
 };
 use crate::unpack::{BackgroundSyncer, UnpackLimits, UnpackOptions, UnpackThreads};
 use fetch_layer::LayerOrigin;
@@ -79,8 +79,6 @@ pub struct StorePullConfig {
     pub open_files: usize,
     /// Limits against hostile layers.
     pub limits: UnpackLimits,
-    /// Duration of the lease that protects a pulled, still unused image from GC. Default 10 minutes.
-    pub ensured_lease: Duration,
 }
 
 impl StorePullConfig {
@@ -97,7 +95,6 @@ impl Default for StorePullConfig {
             reserve: DiskSpace { bytes: 64 << 20, inodes: 1000 },
             open_files: open_files::usual(),
             limits: UnpackLimits::default(),
-            ensured_lease: Duration::from_secs(600),
         }
     }
 }
@@ -319,7 +316,7 @@ impl StorePuller {
         }
         let leased = LeaseResources { ingests: downloads.to_vec(), ..LeaseResources::default() };
         let now = ClockReading::now();
-        let lease = LeaseRecord::granted(id.clone(), LeaseKind::Pull, leased, PULL_LEASE, &now);
+        let lease = LeaseRecord::granted(id.clone(), leased, PULL_LEASE, &now);
         let store = self.store.clone();
         blocking(move || store.lease(&lease)).await??;
         Ok(id)
@@ -327,12 +324,10 @@ impl StorePuller {
 
     fn commit_of(&self, name: &Reference, acquired: AcquiredImage) -> ImageCommit {
         let AcquiredImage { documents, plan, layers, downloads, lease, .. } = acquired;
-        let id = plan.config.0.clone();
         let mut manifests = vec![(documents.target.descriptor.digest.clone(), documents.target.raw.to_vec())];
         if documents.manifest.descriptor.digest != documents.target.descriptor.digest {
             manifests.push((documents.manifest.descriptor.digest.clone(), documents.manifest.raw.to_vec()));
         }
-        let ensured = self.ensured(id);
         ImageCommit {
             names: vec![name.clone()],
             config: plan.config.clone(),
@@ -342,23 +337,8 @@ impl StorePuller {
             downloads,
             pinned: false,
             preloaded: false,
-            lease: Some(ensured),
             end_lease: Some(lease),
         }
-    }
-
-    /// Leases images that were just reported as present, as if they were just pulled. Durable when it returns.
-    pub fn lease_ensured(&self, ids: impl IntoIterator<Item = Digest>) -> Result<(), StoreError> {
-        let leases: Vec<LeaseRecord> = ids.into_iter().map(|id| self.ensured(id)).collect();
-        self.store.lease_all(&leases)
-    }
-
-    /// Leases an image that was just made present, until it is in use or the lease expires.
-    fn ensured(&self, id: Digest) -> LeaseRecord {
-        let name = format!("ensured/{id}");
-        let leased = LeaseResources { images: vec![id], ..LeaseResources::default() };
-        let time = self.config.ensured_lease;
-        LeaseRecord::granted(name, LeaseKind::Ensured, leased, time, &ClockReading::now())
     }
 
     /// How a layer of `size` compressed bytes is unpacked: on two threads if it may be the last one to end, when

@@ -57,8 +57,6 @@ pub struct ImageCommit {
     pub pinned: bool,
     /// Loaded from an archive by an administrator.
     pub preloaded: bool,
-    /// A lease to create in the same transaction, so that GC cannot remove the image in between.
-    pub lease: Option<LeaseRecord>,
     /// A lease to end in the same transaction: that of the pull.
     pub end_lease: Option<String>,
 }
@@ -132,9 +130,6 @@ impl OpenStore {
             let (record, others) = self.put_image(writer, image, &config, now)?;
             if let Some(lease) = &image.end_lease {
                 writer.delete(LEASES, lease)?;
-            }
-            if let Some(lease) = &image.lease {
-                writer.put(LEASES, &lease.id, lease)?;
             }
             Ok((record, others))
         })?;

@@ -172,14 +172,6 @@ pub enum StoreError {
         /// Where.
         mounts: Vec<String>,
     },
-    /// The image is leased.
-    #[error("image {image} is in use: leased by {}", leases.join(", "))]
-    Leased {
-        /// As asked.
-        image: ImageName,
-        /// Ids of the leases.
-        leases: Vec<String>,
-    },
     /// A blob given to be stored is not what its digest says.
     #[error("digest mismatch: expected {wanted}, got {found}")]
     WrongDigest {
@@ -247,7 +239,6 @@ impl StoreError {
                 .text(" first; or ")
                 .command(["rm", "--force"])
                 .text(", which keeps the mounted layers until umount"),
-            StoreError::Leased { .. } => "wait until the lease expires".into(),
             StoreError::WrongDigest { .. } => {
                 "retry; if the digest still differs, report it to the registry's operator".into()
             }

@@ -67,8 +67,8 @@ pub use layers::{ClaimOutcome, LayerClaim, LayerHandle, LayerStaging, LayerWait}
 pub use reclaim::ArchiveReferences;
 pub(crate) use records::seconds;
 pub use records::{
-    ImageLayer, ImageRecord, LayerKey, LayerMetadata, LayerRecord, LeaseKind, LeaseRecord, LeaseResources,
-    MountRecord, UnpackRatio,
+    ImageLayer, ImageRecord, LayerKey, LayerMetadata, LayerRecord, LeaseRecord, LeaseResources, MountRecord,
+    UnpackRatio,
 };
 pub use remove::StoreRemoval;
 pub use snapshot_records::{SnapshotKind, SnapshotRecord};

@@ -14,7 +14,7 @@ use super::db::{DbRead, DbResult, LAYERS, LEASES};
 use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::{OpenStore, Store};
 use super::layout::{digest_of_name, names_in};
-use super::records::{LayerRecord, LeaseKind, LeaseRecord, seconds};
+use super::records::{LayerRecord, LeaseRecord, seconds};
 use super::references::{ItemReference, ReferencedItem};
 use super::remove::unused;
 use super::resumable_list::UncommittedLayer;
@@ -42,12 +42,8 @@ impl ReclaimRule {
 
     /// Whether a lease still retains what it names.
     fn is_in_force(&self, lease: &LeaseRecord, is_in_flight: impl Fn(&Digest) -> bool) -> bool {
-        if lease.kind == LeaseKind::Pull && lease.leased.ingests.iter().any(is_in_flight) {
-            return true;
-        }
         let has_expired = lease.left(&self.now).is_zero();
-        let is_overridden = self.needs_space() && lease.kind == LeaseKind::Pull;
-        !has_expired && !is_overridden
+        lease.leased.ingests.iter().any(is_in_flight) || !(has_expired || self.needs_space())
     }
 
     /// Whether a download that no running pull needs is reclaimed; it was last written at `written`.

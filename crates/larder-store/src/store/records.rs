@@ -8,7 +8,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use larder::gc::{ClockReading, SavedClockReading};
 use larder::reference::{Digest, ImageName};
-use larder::retention::LeasePurpose;
 use serde::{Deserialize, Serialize};
 
 use crate::disk::DiskSpace;
@@ -176,44 +175,17 @@ impl LayerRecord {
 /// Content that a lease protects.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct LeaseResources {
-    /// IDs of images that GC must not remove.
-    pub images: Vec<Digest>,
     /// Layers, kept even when no image has them.
     pub layers: Vec<LayerKey>,
     /// Downloads, kept for resuming whatever their age, with the layers that they became.
     pub ingests: Vec<Digest>,
 }
 
-/// Why a lease was taken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum LeaseKind {
-    /// A pull is under way.
-    Pull,
-    /// An image was just made present and waits for its container.
-    Ensured,
-    /// Requested by a user or another program.
-    Requested,
-}
-
-impl LeaseKind {
-    /// The purpose in the retention model.
-    pub(crate) fn purpose(self) -> LeasePurpose {
-        match self {
-            LeaseKind::Pull => LeasePurpose::Pull,
-            LeaseKind::Ensured => LeasePurpose::Ensure,
-            LeaseKind::Requested => LeasePurpose::Request,
-        }
-    }
-}
-
-/// Keeps things in the store until a time.
+/// Retains what a pull that has not ended with an image can use again, until a time or until space is needed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaseRecord {
-    /// Chosen by the caller: `pull/...`, `ensured/...`. Taking a lease under an id that exists replaces it.
+    /// Chosen by the caller: `pull/...`, `fetched/...`. A lease with the same ID is replaced.
     pub id: String,
-    /// Why.
-    pub kind: LeaseKind,
     /// Content of the lease.
     pub leased: LeaseResources,
     /// All clocks when it was granted.
@@ -226,13 +198,12 @@ impl LeaseRecord {
     /// A lease that is granted now. Steps of the wall clock neither end nor extend it.
     pub fn granted(
         id: impl Into<String>,
-        kind: LeaseKind,
         leased: LeaseResources,
         time: Duration,
         now: &ClockReading,
     ) -> LeaseRecord {
         let granted_at = SavedClockReading::from_reading(now);
-        LeaseRecord { id: id.into(), kind, leased, granted_at, seconds: time.as_secs() }
+        LeaseRecord { id: id.into(), leased, granted_at, seconds: time.as_secs() }
     }
 
     /// Time until it expires, at most the granted time; zero once it has expired.

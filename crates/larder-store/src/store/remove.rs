@@ -166,18 +166,6 @@ fn refuse_used(
             return Err(StoreError::Mounted { image: asked.clone(), mounts }.into());
         }
     }
-    if let Some(now) = &options.spare_leased_at {
-        let mut leases = Vec::new();
-        let note = |lease: LeaseRecord| {
-            if !lease.left(now).is_zero() && lease.leased.images.contains(&image.id) {
-                leases.push(lease.id);
-            }
-        };
-        writer.for_each(LEASES, note)?;
-        if !leases.is_empty() {
-            return Err(StoreError::Leased { image: asked.clone(), leases }.into());
-        }
-    }
     Ok(())
 }
 

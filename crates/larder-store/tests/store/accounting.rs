@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use larder_store::store::{LeaseKind, LeaseRecord, LeaseResources};
+use larder_store::store::{LeaseRecord, LeaseResources};
 
 use crate::help::*;
 
@@ -76,7 +76,7 @@ fn a_layer_that_a_lease_names_is_unique_to_no_image() {
     let unique = || scratch.store.image_usages().unwrap()[0].unique.bytes;
     let all = unique();
     let leased = LeaseResources { layers: vec![key("app")], ..LeaseResources::default() };
-    let lease = LeaseRecord::granted("l", LeaseKind::Requested, leased, Duration::MAX, &noon().into());
+    let lease = LeaseRecord::granted("l", leased, Duration::MAX, &noon().into());
     scratch.store.lease(&lease).unwrap();
     assert!(unique() < all, "{} of {all}", unique());
     let usage = &scratch.store.image_usages().unwrap()[0];

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use larder::gc::{GcGoal, GcImage, GcPolicy, GcSnapshot, UnixMillis, plan};
 use larder_store::disk::{DiskSpace, measure};
-use larder_store::store::{LeaseKind, LeaseRecord, LeaseResources, RemoveOptions, Store};
+use larder_store::store::{LeaseRecord, LeaseResources, RemoveOptions, Store};
 
 use crate::help::*;
 
@@ -68,7 +68,7 @@ fn a_layer_that_a_lease_holds_is_not_promised() {
     commit(&scratch.store, "a", &["one", "two"]);
     let before = plan(&snapshot(&scratch.store), &policy(), GcGoal::AllUnused);
     let leased = LeaseResources { layers: vec![key("one")], ..LeaseResources::default() };
-    let lease = LeaseRecord::granted("l", LeaseKind::Requested, leased, Duration::MAX, &noon().into());
+    let lease = LeaseRecord::granted("l", leased, Duration::MAX, &noon().into());
     scratch.store.lease(&lease).unwrap();
     let after = plan(&snapshot(&scratch.store), &policy(), GcGoal::AllUnused);
     assert!(after.expected_freed.bytes < before.expected_freed.bytes && after.expected_freed.bytes > 0);

@@ -13,9 +13,7 @@ use flate2::write::GzEncoder;
 use larder_store::fsck::FsckOptions;
 use larder_store::mounts::MountOptions;
 use larder_store::snapshots::NewSnapshot;
-use larder_store::store::{
-    FORMAT, LeaseKind, LeaseRecord, LeaseResources, RemoveOptions, SnapshotKind, Store,
-};
+use larder_store::store::{FORMAT, LeaseRecord, LeaseResources, RemoveOptions, SnapshotKind, Store};
 
 use crate::fsck::unpacked;
 use crate::help::*;
@@ -66,8 +64,8 @@ fn assert_is_the_fixture(root: &Path) {
     assert_eq!((app.user.as_str(), app.pulled_at, app.layers.len()), ("1000:1000", 1_800_000_000, 1));
     assert_eq!(app.id.hex(), "450d8423ab7e677f430f966def42eb87bb00c132be9aa623e91768540a407d45");
     let leases = store.leases(&noon().into()).unwrap();
-    assert_eq!((leases.len(), leases[0].id.as_str()), (1, "held/1"));
-    assert_eq!(leases[0].leased.images, std::slice::from_ref(&app.id));
+    assert_eq!((leases.len(), leases[0].id.as_str()), (1, "pull/1"));
+    assert_eq!(leases[0].leased.ingests, [digest("half")]);
     let mounts = store.mounts().unwrap();
     assert_eq!((mounts.len(), mounts[0].mounted, mounts[0].image.clone()), (1, false, app.id.clone()));
     let written = root.join("mounts").join(&mounts[0].id).join("upper/notes");
@@ -97,9 +95,8 @@ fn writing_the_fixture() {
     unpacked(store, "web", &[("bin/server", "#!server")]);
     unpacked(store, "gone", &[("gone", "gone")]);
     store.remove("gone", &RemoveOptions::default()).unwrap();
-    let images = vec![store.image("app").unwrap().unwrap().id];
-    let leased = LeaseResources { images, ..LeaseResources::default() };
-    let lease = LeaseRecord::granted("held/1", LeaseKind::Requested, leased, Duration::MAX, &noon().into());
+    let leased = LeaseResources { ingests: vec![digest("half")], ..LeaseResources::default() };
+    let lease = LeaseRecord::granted("pull/1", leased, Duration::MAX, &noon().into());
     store.lease(&lease).unwrap();
     store.ingest(&digest("half"), 3 << 20).unwrap().write_at(&vec![7; 1 << 20], 0).unwrap();
     let target = scratch.dir.path().join("target");

@@ -185,7 +185,6 @@ pub(crate) fn image(names: &[&str], layers: &[LayerHandle]) -> ImageCommit {
         downloads: layers.iter().map(|layer| blob(&layer.record().facts).download()).collect(),
         pinned: false,
         preloaded: false,
-        lease: None,
         end_lease: None,
     }
 }

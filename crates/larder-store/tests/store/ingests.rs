@@ -3,7 +3,7 @@
 use std::io::{ErrorKind, Read as _};
 use std::time::{Duration, SystemTime};
 
-use larder_store::store::{LeaseKind, LeaseRecord, LeaseResources, Store, StoreError};
+use larder_store::store::{LeaseRecord, LeaseResources, Store, StoreError};
 
 use crate::help::*;
 
@@ -142,7 +142,7 @@ fn unused_partial_blobs_are_removed() {
         scratch.store.ingest(&digest(blob), 100).unwrap().write_at(b"x", 0).unwrap();
     }
     let leased = LeaseResources { ingests: vec![digest("wanted")], ..LeaseResources::default() };
-    let lease = LeaseRecord::granted("pull/1", LeaseKind::Pull, leased, Duration::MAX, &noon().into());
+    let lease = LeaseRecord::granted("pull/1", leased, Duration::MAX, &noon().into());
     scratch.store.lease(&lease).unwrap();
     let open = scratch.store.ingest(&digest("open"), 100).unwrap();
     scratch.store.sweep(&SystemTime::now().into()).unwrap();

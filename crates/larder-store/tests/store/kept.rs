@@ -13,7 +13,7 @@ use larder_registry::{RegistryClient, RegistryConfig};
 use larder_store::disk::measure;
 use larder_store::fsck::FsckOptions;
 use larder_store::pull::{PullError, StorePullConfig, StorePuller};
-use larder_store::store::{LeaseKind, LeaseRecord, LeaseResources, RemoveOptions, Store};
+use larder_store::store::{LeaseRecord, LeaseResources, RemoveOptions, Store};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, PutImage, ResponseFault};
 use larder_testkit_peers::faulty_disk::{DiskFault, FaultyDisk, UnsyncedData};
@@ -57,14 +57,13 @@ fn asked(registry: &FaultRegistry) -> Vec<String> {
 }
 
 fn pull_leases(store: &Store) -> Vec<LeaseRecord> {
-    let leases = store.leases(&SystemTime::now().into()).unwrap();
-    leases.into_iter().filter(|lease| lease.kind == LeaseKind::Pull).collect()
+    store.leases(&SystemTime::now().into()).unwrap()
 }
 
 /// A lease as that of a pull that wants this layer.
 fn wants(layer: &str) -> LeaseRecord {
     let leased = LeaseResources { ingests: vec![download(layer)], ..LeaseResources::default() };
-    LeaseRecord::granted(format!("pull/{layer}"), LeaseKind::Pull, leased, Duration::MAX, &noon().into())
+    LeaseRecord::granted(format!("pull/{layer}"), leased, Duration::MAX, &noon().into())
 }
 
 fn du(path: &Path) -> u64 {
@@ -255,7 +254,7 @@ fn leftovers() -> TempStore {
     scratch.store.lease(&LeaseRecord { seconds, ..wants("b") }).unwrap();
     let leased = LeaseResources { layers: vec![key("c")], ..LeaseResources::default() };
     let time = Duration::from_secs(seconds);
-    let lease = LeaseRecord::granted("other", LeaseKind::Requested, leased, time, &noon().into());
+    let lease = LeaseRecord::granted("other", leased, time, &noon().into());
     scratch.store.commit_layers(&[layer(&scratch.store, "c")], Some(&lease)).unwrap();
     scratch
 }
@@ -283,11 +282,7 @@ fn when_space_is_needed_all_that_ended_pulls_left_is_reclaimed() {
         let freed = before - du(&scratch.root());
         assert!(freed.abs_diff(reclaimed.total().bytes) < 50_000, "du: {freed}, {reclaimed:?}");
         assert_eq!(entries(&scratch.root().join("ingest")), [""; 0]);
-        assert_eq!(
-            entries(&scratch.root().join("layers")),
-            [key("c").as_str()],
-            "its lease is none of a pull"
-        );
+        assert_eq!(entries(&scratch.root().join("layers")), [""; 0]);
         assert_eq!(pull_leases(&scratch.store), []);
     }
 }
@@ -354,8 +349,7 @@ fn a_reclaim_that_fails_reports_what_it_freed_before() {
         let store = Store::open_on(Arc::new(disk.clone()), &root, config()).unwrap();
         drop(store.ingest(&download("b"), 500_000).unwrap().write_at(&vec![7; 400_000], 0));
         let leased = LeaseResources { layers: vec![key("c")], ..LeaseResources::default() };
-        let kind = LeaseKind::Requested;
-        let lease = LeaseRecord::granted("other", kind, leased, Duration::ZERO, &noon().into());
+        let lease = LeaseRecord::granted("other", leased, Duration::ZERO, &noon().into());
         store.commit_layers(&[layer_on(&disk, &store, "c").unwrap()], Some(&lease)).unwrap();
         let usage = || {
             ["ingest", "layers", "trash"]

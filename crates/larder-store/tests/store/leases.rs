@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use larder::gc::{ClockReading, UnixMillis};
-use larder_store::store::{LeaseKind, LeaseRecord, LeaseResources, RemoveOptions, StoreError};
+use larder_store::store::{LeaseRecord, LeaseResources};
 
 use crate::help::*;
 
 fn lease(id: &str, leased: LeaseResources, seconds: u64) -> LeaseRecord {
-    LeaseRecord::granted(id, LeaseKind::Ensured, leased, Duration::from_secs(seconds), &noon().into())
+    LeaseRecord::granted(id, leased, Duration::from_secs(seconds), &noon().into())
 }
 
 #[test]
@@ -40,7 +40,7 @@ fn reading(wall: i64, since_boot: i64, boot: &str) -> ClockReading {
 
 fn granted(hours: u64, now: &ClockReading) -> LeaseRecord {
     let time = Duration::from_secs(hours * 3600);
-    LeaseRecord::granted("l", LeaseKind::Requested, LeaseResources::default(), time, now)
+    LeaseRecord::granted("l", LeaseResources::default(), time, now)
 }
 
 #[test]
@@ -74,35 +74,13 @@ fn a_lease_taken_with_a_wrong_clock_ends_at_most_its_time_after_the_next_boot() 
 }
 
 #[test]
-fn collection_is_refused_a_leased_image_and_a_person_is_not() {
-    let scratch = TempStore::new();
-    let record = commit(&scratch.store, "app", &["a"]);
-    let leased = LeaseResources { images: vec![record.id.clone()], ..LeaseResources::default() };
-    scratch.store.lease(&lease("ensured/pod", leased, 60)).unwrap();
-    let sparing = |after| RemoveOptions {
-        spare_leased_at: Some((noon() + Duration::from_secs(after)).into()),
-        ..RemoveOptions::default()
-    };
-    let error = scratch.store.remove("app", &sparing(59)).expect_err("leased");
-    assert!(matches!(&error, StoreError::Leased { leases, .. } if leases == &["ensured/pod"]), "{error}");
-    assert!(scratch.store.image("app").unwrap().is_some());
-    assert!(scratch.store.remove("app", &sparing(60)).unwrap().is_some(), "it has ended");
-    commit(&scratch.store, "app", &["a"]);
-    assert!(scratch.store.remove("app", &RemoveOptions::default()).unwrap().is_some());
-}
-
-#[test]
-fn a_commit_adds_its_lease_and_ends_that_of_the_pull() {
+fn a_commit_ends_the_lease_of_the_pull() {
     let scratch = TempStore::new();
     scratch.store.lease(&lease("pull/1", LeaseResources::default(), 60)).unwrap();
     let mut commit = image(&["app"], &[layer(&scratch.store, "a")]);
-    let leased = LeaseResources { images: vec![commit.config.0.clone()], ..LeaseResources::default() };
-    commit.lease = Some(lease("ensured/1", leased, 60));
     commit.end_lease = Some("pull/1".into());
     scratch.store.commit(&commit, noon()).unwrap();
-    let ids: Vec<String> =
-        scratch.store.leases(&noon().into()).unwrap().into_iter().map(|lease| lease.id).collect();
-    assert_eq!(ids, ["ensured/1"]);
+    assert_eq!(scratch.store.leases(&noon().into()).unwrap(), []);
 }
 
 #[test]

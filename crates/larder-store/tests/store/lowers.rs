@@ -10,7 +10,7 @@ use larder_store::erofs::ErofsFile;
 use larder_store::fsck::{FsckOptions, StoreDamage};
 use larder_store::pull::{StorePullConfig, StorePuller};
 use larder_store::store::import::ImportSource;
-use larder_store::store::{LeaseKind, LeaseRecord, LeaseResources, Store, StoreError};
+use larder_store::store::{LeaseRecord, LeaseResources, Store, StoreError};
 use larder_testkit_peers::{ImageBuilder, LayerFiles};
 
 use crate::fsck::unpacked_layer;
@@ -92,7 +92,7 @@ fn a_kept_layer_without_what_it_takes_from_below_is_not_committed() {
     assert_ne!(layer.record().erofs.implied_bytes, 0);
     let ingests = vec![blob(&layer.record().facts).download()];
     let leased = LeaseResources { ingests, ..LeaseResources::default() };
-    let lease = LeaseRecord::granted("pull/app", LeaseKind::Pull, leased, Duration::MAX, &noon().into());
+    let lease = LeaseRecord::granted("pull/app", leased, Duration::MAX, &noon().into());
     scratch.store.lease(&lease).unwrap();
     let (key, path) = (layer.key().clone(), layer.path().to_owned());
     let end = layer.record().erofs.bytes;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use larder_store::store::{LayerHandle, LeaseKind, LeaseRecord, LeaseResources, RemoveOptions};
+use larder_store::store::{LayerHandle, LeaseRecord, LeaseResources, RemoveOptions};
 use proptest::prelude::*;
 
 use crate::help::*;
@@ -20,7 +20,7 @@ enum StoreStep {
     Commit { name: usize, layers: LayerSet },
     RemoveName(usize),
     RemoveImage(LayerSet),
-    Lease { id: usize, layers: LayerSet, image: LayerSet, seconds: u64 },
+    Lease { id: usize, layers: LayerSet, seconds: u64 },
     EndLease(usize),
     Hold(usize),
     LetGo,
@@ -38,8 +38,8 @@ fn step() -> impl Strategy<Value = StoreStep> {
         5 => (0..NAMES.len(), layers()).prop_map(|(name, layers)| StoreStep::Commit { name, layers }),
         2 => (0..NAMES.len()).prop_map(StoreStep::RemoveName),
         1 => layers().prop_map(StoreStep::RemoveImage),
-        2 => (0..3_usize, layers(), layers(), 1..100_u64)
-            .prop_map(|(id, layers, image, seconds)| StoreStep::Lease { id, layers, image, seconds }),
+        2 => (0..3_usize, layers(), 1..100_u64)
+            .prop_map(|(id, layers, seconds)| StoreStep::Lease { id, layers, seconds }),
         1 => (0..3_usize).prop_map(StoreStep::EndLease),
         1 => (0..LAYERS.len()).prop_map(StoreStep::Hold),
         1 => Just(StoreStep::LetGo),
@@ -56,14 +56,14 @@ struct StoreModel {
     images: BTreeMap<LayerSet, BTreeSet<usize>>,
     /// Layers that are there, with what they take.
     present: BTreeMap<usize, u64>,
-    leases: BTreeMap<usize, (LayerSet, LayerSet, u64)>,
+    leases: BTreeMap<usize, (LayerSet, u64)>,
     held: BTreeSet<usize>,
     now: u64,
 }
 
 impl StoreModel {
     fn needed(&self) -> BTreeSet<usize> {
-        let leased = self.leases.values().flat_map(|(layers, ..)| layers);
+        let leased = self.leases.values().flat_map(|(layers, _)| layers);
         self.images.keys().flatten().chain(leased).chain(&self.held).copied().collect()
     }
 
@@ -73,19 +73,17 @@ impl StoreModel {
         self.present.retain(|layer, _| needed.contains(layer) || !of.contains(layer));
     }
 
-    fn remove(&mut self, image: &LayerSet, leased_are_spared: bool) -> bool {
-        let leased = self.leases.values().any(|(_, leased, ends)| leased == image && *ends > self.now);
-        if !self.images.contains_key(image) || (leased && leased_are_spared) {
+    fn remove(&mut self, image: &LayerSet) -> bool {
+        if self.images.remove(image).is_none() {
             return false;
         }
-        self.images.remove(image);
         self.drop_unneeded(image);
         true
     }
 
     fn sweep(&mut self) {
         let now = self.now;
-        self.leases.retain(|_, (.., ends)| *ends > now);
+        self.leases.retain(|_, (_, ends)| *ends > now);
         self.drop_unneeded(&(0..LAYERS.len()).collect());
     }
 }
@@ -133,27 +131,24 @@ impl StoreWithModel {
                 let image = self.model.images.iter().find(|(_, tags)| tags.contains(name));
                 let image = image.map(|(image, _)| image.clone());
                 let removed = store.remove(NAMES[*name], &RemoveOptions::default()).unwrap();
-                let expected = image.is_some_and(|image| self.model.remove(&image, false));
+                let expected = image.is_some_and(|image| self.model.remove(&image));
                 assert_eq!(removed.is_some(), expected);
             }
             StoreStep::RemoveImage(layers) => {
-                let options =
-                    RemoveOptions { spare_leased_at: Some(self.now().into()), ..RemoveOptions::default() };
-                let removed = store.remove(StoreWithModel::id(layers).as_str(), &options);
-                assert_eq!(removed.is_ok_and(|removed| removed.is_some()), self.model.remove(layers, true));
+                let removed = store.remove(StoreWithModel::id(layers).as_str(), &RemoveOptions::default());
+                assert_eq!(removed.unwrap().is_some(), self.model.remove(layers));
             }
-            StoreStep::Lease { id, layers, image, seconds } => {
+            StoreStep::Lease { id, layers, seconds } => {
                 let ends = self.model.now + seconds;
                 let leased = LeaseResources {
-                    images: vec![StoreWithModel::id(image)],
                     layers: layers.iter().map(|layer| key(LAYERS[*layer])).collect(),
                     ingests: Vec::new(),
                 };
-                let (kind, time) = (LeaseKind::Requested, Duration::from_secs(*seconds));
+                let time = Duration::from_secs(*seconds);
                 let now = noon() + Duration::from_secs(self.model.now);
-                let lease = LeaseRecord::granted(format!("lease/{id}"), kind, leased, time, &now.into());
+                let lease = LeaseRecord::granted(format!("lease/{id}"), leased, time, &now.into());
                 store.lease(&lease).unwrap();
-                self.model.leases.insert(*id, (layers.clone(), image.clone(), ends));
+                self.model.leases.insert(*id, (layers.clone(), ends));
             }
             StoreStep::EndLease(id) => {
                 store.end_lease(&format!("lease/{id}")).unwrap();
@@ -226,8 +221,7 @@ impl StoreWithModel {
                 .collect();
             let users =
                 |layer: &usize| self.model.images.keys().filter(|image| image.contains(layer)).count();
-            let leased =
-                |layer: &usize| self.model.leases.values().any(|(layers, ..)| layers.contains(layer));
+            let leased = |layer: &usize| self.model.leases.values().any(|(layers, _)| layers.contains(layer));
             let needed_otherwise =
                 |layer: &&usize| users(layer) > 1 || leased(layer) || self.model.held.contains(layer);
             let shared: u64 =

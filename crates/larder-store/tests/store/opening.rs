@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use larder_store::fsck::FsckOptions;
-use larder_store::store::{LeaseKind, LeaseRecord, LeaseResources, Store, StoreOpenError};
+use larder_store::store::{LeaseRecord, LeaseResources, Store, StoreOpenError};
 
 use crate::help::*;
 
@@ -175,7 +175,7 @@ fn a_damaged_database_is_rebuilt_and_a_check_says_what_to_do() {
     let scratch = TempStore::new();
     commit(&scratch.store, "app", &["a"]);
     let leased = LeaseResources::default();
-    let lease = LeaseRecord::granted("held/1", LeaseKind::Requested, leased, Duration::MAX, &noon().into());
+    let lease = LeaseRecord::granted("held/1", leased, Duration::MAX, &noon().into());
     let TempStore { store, dir } = scratch;
     let root = store.root().to_owned();
     drop(store);

@@ -142,7 +142,7 @@ mod tests {
     }
 
     fn lease(seconds: u32) -> RetentionPurpose {
-        RetentionPurpose::Lease(Lease::durable(LeasePurpose::Request, seconds * SECOND))
+        RetentionPurpose::Lease(Lease { purpose: LeasePurpose::Request, left: seconds * SECOND })
     }
 
     #[test]

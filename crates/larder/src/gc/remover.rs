@@ -154,8 +154,7 @@ async fn remove_unused(
     if matches!(parts.backend.status(&spec).await, Ok(None)) {
         return Ok(RemovalOutcome::AlreadyRemoved);
     }
-    let options = RemoveOptions { spare_leased_at: Some(parts.clock.read()), ..RemoveOptions::default() };
-    let error = match parts.backend.remove(&spec, &options).await {
+    let error = match parts.backend.remove(&spec, &RemoveOptions::default()).await {
         Ok(removed) => return Ok(RemovalOutcome::Removed(removed.freed())),
         Err(error) => error,
     };

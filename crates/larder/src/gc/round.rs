@@ -11,7 +11,7 @@ use super::error::GcError;
 use super::filesystem_stats;
 use super::goal::GcGoal;
 use super::meter::SpaceMeter;
-use super::plan::{GcPlan, GcSnapshot, has_age_stage, is_due};
+use super::plan::{GcPlan, GcSnapshot, is_due, stages};
 use super::policy::{GcPolicy, GcStrategy};
 use super::reclaim::{ReclaimOutcome, ReclaimTrigger};
 use super::remover::ImageRemover;
@@ -19,7 +19,6 @@ use super::report::{GcReport, GcRoundResult};
 use super::spans::{measure_span, note_round, traced_plan_stage};
 use super::state::ObservationPurpose;
 use super::sweep::{SweepReport, sweep};
-use super::unix_millis::UnixMillis;
 use crate::events::EventReason;
 use crate::image_service::FsStats;
 use crate::reference::ImageId;
@@ -78,15 +77,29 @@ impl<'a> Round<'a> {
         let observe = self.collector.observe(self.policy, ObservationPurpose::Round);
         let mut snapshot = observe.instrument(tracing::trace_span!("gc.Observe")).await?;
         snapshot.reclaimed = reclaimed;
-        let started = snapshot.now;
         self.report.warnings = keep_warnings(self.policy, &snapshot);
         if self.goal != GcGoal::Detect {
             self.report_invalid_ids(&snapshot);
         }
-        let age_error = self.remove_old_images(&mut snapshot).await;
-        if let (Some(error), GcStrategy::Kubelet) = (&age_error, self.policy.strategy) {
-            return Err(error.clone());
+        let mut earlier_error = None;
+        for stage in stages(self.goal, self.policy) {
+            if stage == self.goal {
+                return self.run_last_stage(&mut snapshot, earlier_error).await;
+            }
+            earlier_error = self.run_earlier_stage(&mut snapshot, stage).await;
+            if earlier_error.is_some() && !self.is_larder() {
+                break;
+            }
         }
+        earlier_error.map_or(Ok(()), Err)
+    }
+
+    /// Runs the stage of the round's goal. Returns the error of the stage before it where this one succeeds.
+    async fn run_last_stage(
+        &mut self,
+        snapshot: &mut GcSnapshot,
+        earlier_error: Option<GcError>,
+    ) -> Result<(), GcError> {
         snapshot.disk = if self.goal.needs_filesystem() {
             Some(self.measure_after_deletion().await?)
         } else {
@@ -94,24 +107,24 @@ impl<'a> Round<'a> {
         };
         self.report.before = self.report.before.or(snapshot.disk);
         self.report.after = snapshot.disk;
-        let planned = traced_plan_stage(&snapshot, self.policy, self.goal);
+        let planned = traced_plan_stage(snapshot, self.policy, self.goal);
         if !self.has_to_free(snapshot.disk) {
             self.report.plans.push(planned);
             // Kubelet calls its hooks only after a space pass.
-            if age_error.is_none() && self.goal == GcGoal::Thresholds && self.is_larder() {
-                self.run_hooks(&snapshot, &SweepReport::default(), started).await;
+            if earlier_error.is_none() && self.goal == GcGoal::Thresholds && self.is_larder() {
+                self.run_hooks(snapshot, &SweepReport::default()).await;
             }
-            return age_error.map_or(Ok(()), Err);
+            return earlier_error.map_or(Ok(()), Err);
         }
         let before = snapshot.disk;
-        let swept = self.execute(&mut snapshot, planned).await;
+        let swept = self.execute(snapshot, planned).await;
         if let Some(error) = swept.error(self.goal, self.policy) {
             return Err(error);
         }
-        self.run_hooks(&snapshot, &swept, started).await;
+        self.run_hooks(snapshot, &swept).await;
         match before {
             Some(before) if !swept.reached => Err(self.insufficient(before, &swept)),
-            _ => age_error.map_or(Ok(()), Err),
+            _ => earlier_error.map_or(Ok(()), Err),
         }
     }
 
@@ -136,12 +149,9 @@ impl<'a> Round<'a> {
         error
     }
 
-    /// Removes the images past the maximum age, if the goal includes them. Returns the errors of removals.
-    async fn remove_old_images(&mut self, snapshot: &mut GcSnapshot) -> Option<GcError> {
-        if !has_age_stage(self.goal, self.policy) {
-            return None;
-        }
-        let planned = traced_plan_stage(snapshot, self.policy, GcGoal::Age);
+    /// Runs a stage before that of the round's goal. Returns the errors of removals.
+    async fn run_earlier_stage(&mut self, snapshot: &mut GcSnapshot, stage: GcGoal) -> Option<GcError> {
+        let planned = traced_plan_stage(snapshot, self.policy, stage);
         if planned.removals.is_empty() {
             return None;
         }
@@ -149,7 +159,7 @@ impl<'a> Round<'a> {
             snapshot.disk = self.collector.parts.disk.measure_after_deletion().await.ok();
             self.report.before = self.report.before.or(snapshot.disk);
         }
-        self.execute(snapshot, planned).await.error(GcGoal::Age, self.policy)
+        self.execute(snapshot, planned).await.error(stage, self.policy)
     }
 
     async fn execute(&mut self, snapshot: &mut GcSnapshot, planned: GcPlan) -> SweepReport {
@@ -237,7 +247,7 @@ impl<'a> Round<'a> {
 
     /// Kubelet's hooks receive the images that its space pass examined and retained, larder's all that are present.
     /// Images that lack a layer are retained: a pull may complete them.
-    async fn run_hooks(&self, snapshot: &GcSnapshot, swept: &SweepReport, started: UnixMillis) {
+    async fn run_hooks(&self, snapshot: &GcSnapshot, swept: &SweepReport) {
         let mut retained: Vec<ImageId> = match self.policy.strategy {
             GcStrategy::Kubelet => swept.examined.clone(),
             GcStrategy::Larder => snapshot.images.iter().map(|image| image.id.clone()).collect(),
@@ -252,7 +262,7 @@ impl<'a> Round<'a> {
             }
         }
         for hook in &self.collector.parts.hooks {
-            hook.collected(&retained, started);
+            hook.collected(&retained, snapshot.now);
         }
     }
 }

@@ -21,6 +21,9 @@ use crate::reference::ImageId;
 use crate::retention::RetentionSet;
 use crate::threads::spawn_owner;
 
+/// Ensures of an image within so many milliseconds are recorded as one use.
+const ENSURES_ALIKE_MS: i64 = 30_000;
+
 /// The owner of the usage records and the history.
 pub(super) struct GcState {
     memory: Arc<Mutex<SharedUsageRecords>>,
@@ -156,9 +159,16 @@ impl GcState {
         self.memory().records.watched().is_some()
     }
 
-    /// Records an ensure of the image as a use.
+    /// Records an ensure of the image as a use, unless one was recorded not long ago.
     pub(super) fn ensured(&self, id: &ImageId, now: &ClockReading, strategy: GcStrategy) {
-        Arc::make_mut(&mut self.memory().records).ensured([id], now, strategy);
+        {
+            let mut memory = self.memory();
+            let used = memory.records.get(id, "").and_then(|record| record.last_used);
+            if used.is_some_and(|used| (0..ENSURES_ALIKE_MS).contains(&now.wall.millis_since(used))) {
+                return;
+            }
+            Arc::make_mut(&mut memory.records).ensured([id], now, strategy);
+        }
         self.save();
     }
 

@@ -208,7 +208,7 @@ impl Sweep<'_> {
             Ok(RemovalOutcome::InUse(reasons)) => {
                 Span::current().record("larder.gc.outcome", "in use");
                 // Even with an unknown reason, the image must not be in the next plan.
-                let unknown = Lease::in_memory(LeasePurpose::Ensure, Duration::ZERO);
+                let unknown = Lease { purpose: LeasePurpose::Ensure, left: Duration::ZERO };
                 let unknown = [RetentionPurpose::Lease(unknown)];
                 self.skip(removal, if reasons.is_empty() { &unknown[..] } else { &reasons[..] });
             }

@@ -5,7 +5,9 @@ use std::collections::HashMap;
 use async_trait::async_trait;
 
 use super::manager::ImageManager;
-use crate::backend::{Backend, BackendError, CallErrorKind, Image, ImageDetails, ImageSpec, RemoveOptions};
+use crate::backend::{
+    Backend, BackendError, CallErrorKind, Image, ImageDetails, ImageSpec, RemoveOptions, Removed,
+};
 use crate::detached::run_to_completion;
 use crate::gc::DiskSpace;
 use crate::hint::Hint;
@@ -63,6 +65,9 @@ pub struct DirectRemoval {
     pub freed: Option<DiskSpace>,
 }
 
+/// Decides behind the closed gate whether a removal is refused, by the image as it is then; `None` if it is absent.
+pub type RefuseRemoval = dyn Fn(Option<&Image>) -> Option<BackendError> + Send + Sync;
+
 impl ImageManager {
     /// The backend, for calls that neither pull nor remove.
     pub fn backend(&self) -> &dyn Backend {
@@ -92,33 +97,64 @@ impl ImageManager {
 
     /// Removes an image under all its names, by ID, unless one of `pins` is on it:
     /// [`FailedPrecondition`](CallErrorKind::FailedPrecondition). Removing an absent image succeeds.
-    ///
-    /// One removal at a time for each image: others of that image wait, and then find nothing left. Once begun, it runs
-    /// to its end even if the caller is canceled. It ignores leases, which only defer garbage collection.
     pub async fn remove(
         &self,
         image: &ImageSpec,
         pins: &dyn ImagePinSource,
     ) -> Result<DirectRemoval, BackendError> {
-        let Some(found) = self.backend().status(image).await? else {
-            // An incomplete image, which has no status, can still be removed.
-            let removed = self.backend().remove(image, &RemoveOptions::default()).await?;
-            return Ok(DirectRemoval { image: None, freed: removed.freed() });
-        };
-        // Before the removal begins: that ends the image's lease.
-        if let Some(pin) = pins.pins(std::slice::from_ref(&found)).await?.remove(&found.id) {
-            let message = format!("cannot remove image {}: {}", image.image, pin.reason);
-            return Err(BackendError::call(CallErrorKind::FailedPrecondition, message).with_hint(pin.hint));
+        let options = RemoveOptions::default();
+        loop {
+            let Some(found) = self.backend().status(image).await? else {
+                // An incomplete image, which has no status, can still be removed. A pull may complete it until the gate is
+                // closed.
+                let is_complete = |found: Option<&Image>| found.is_some().then(became_complete);
+                match self.remove_by_id(&ImageId::default(), image, &options, Some(&is_complete)).await {
+                    Err(error) if error == became_complete() => continue,
+                    removed => return Ok(DirectRemoval { image: None, freed: removed?.freed() }),
+                }
+            };
+            // Before the removal begins: that ends the image's lease.
+            if let Some(pin) = pins.pins(std::slice::from_ref(&found)).await?.remove(&found.id) {
+                let message = format!("cannot remove image {}: {}", image.image, pin.reason);
+                return Err(
+                    BackendError::call(CallErrorKind::FailedPrecondition, message).with_hint(pin.hint)
+                );
+            }
+            // By ID: the name may refer to another image now.
+            let spec = ImageSpec { image: (&found.id).into(), ..image.clone() };
+            let removed = self.remove_by_id(&found.id, &spec, &options, None).await?;
+            return Ok(DirectRemoval { image: Some(found), freed: removed.freed() });
         }
-        let removing = self.leases.removal(&found.id).await;
-        // By ID: the name may refer to another image now.
-        let (images, spec) = (self.images.clone(), ImageSpec { image: (&found.id).into(), ..image.clone() });
-        // The backend may continue the removal after the future is dropped; the gate must stay closed until it ends.
-        let removed = run_to_completion(async move {
-            let _removing = removing;
-            images.backend().remove(&spec, &RemoveOptions::default()).await
-        })
-        .await?;
-        Ok(DirectRemoval { image: Some(found), freed: removed.freed() })
     }
+
+    /// Removes an image, or names of it, on request, unless `refuse` has an error for the image as it is then. The empty ID is that of an image whose ID the backend does not report.
+    ///
+    /// One removal at a time for each image: others of that image wait, and then find nothing left. Once begun, it runs
+    /// to its end even if the caller is canceled. It ignores leases, which only defer garbage collection.
+    pub async fn remove_by_id(
+        &self,
+        id: &ImageId,
+        spec: &ImageSpec,
+        options: &RemoveOptions,
+        refuse: Option<&RefuseRemoval>,
+    ) -> Result<Removed, BackendError> {
+        let removing = self.leases.removal(id).await;
+        if let Some(refuse) = refuse
+            && let Some(refusal) = refuse(self.backend().status(spec).await?.as_ref())
+        {
+            return Err(refusal);
+        }
+        let (images, spec, options) = (self.images.clone(), spec.clone(), options.clone());
+        // The backend may continue the removal after the future is dropped; the gate must stay closed until it ends.
+        run_to_completion(async move {
+            let _removing = removing;
+            images.backend().remove(&spec, &options).await
+        })
+        .await
+    }
+}
+
+/// The refusal to remove an image without an ID that has one now.
+fn became_complete() -> BackendError {
+    BackendError::call(CallErrorKind::Other, "a pull completed the image")
 }

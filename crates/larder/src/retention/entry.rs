@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::backend::{BackendError, CallErrorKind};
 use crate::go_format;
 use crate::reference::ImageId;
@@ -96,30 +98,15 @@ pub struct Lease {
     pub purpose: LeasePurpose,
     /// Time until it expires.
     pub left: Duration,
-    /// True if the lease is recorded on disk. Otherwise it ends with the process.
-    pub is_durable: bool,
-}
-
-impl Lease {
-    /// A lease on disk.
-    pub fn durable(purpose: LeasePurpose, left: Duration) -> Lease {
-        Lease { purpose, left, is_durable: true }
-    }
-
-    /// A lease that ends with this process.
-    pub fn in_memory(purpose: LeasePurpose, left: Duration) -> Lease {
-        Lease { purpose, left, is_durable: false }
-    }
 }
 
 /// The purpose of a lease.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum LeasePurpose {
-    /// A container that has not started yet: an ensure, a pull or a load made the image present.
+    /// A container that has not started yet: the image was made present, was found present, or got a name.
     Ensure,
-    /// A running or interrupted pull.
-    Pull,
-    /// `larder lease` requested it.
+    /// A client requested it for a time.
     Request,
 }
 

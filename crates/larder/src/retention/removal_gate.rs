@@ -5,8 +5,12 @@
 //! the backend, and [leases](PresenceCheck::lease) the image that it found; a removal
 //! [begins](RemovalGate::try_begin_removal) only without a lease. If a removal of the image ran since the check began,
 //! the lease is refused, because the backend's answer may be older than the removal, and the ensure checks again.
+//!
+//! The gate has all leases of images, whoever takes them. With a file it saves them for later processes: a caller that
+//! promises a durable lease [saves](RemovalGate::save_leases) before it answers.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -15,8 +19,11 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
 use super::entry::{Lease, LeasePurpose, Retention, RetentionError, RetentionPurpose};
+use super::lease_file::{LeaseFile, LeaseFileError};
 use super::source::RetentionSource;
+use crate::gc::ClockReading;
 use crate::reference::ImageId;
+use crate::threads::blocking;
 
 /// Leases that may have expired without being dropped.
 const MAX_EXPIRED: usize = 256;
@@ -24,18 +31,46 @@ const MAX_EXPIRED: usize = 256;
 /// The longest lease: a year, so that no instant overflows.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// Leases of images that were just ensured, and removals in progress. In memory, on tokio's clock.
+/// How much longer a lease may last than the file says before it is saved again.
+const UNSAVED: Duration = Duration::from_secs(30);
+
+/// Leases of images, and removals in progress. On tokio's clock.
 #[derive(Debug)]
 pub struct RemovalGate {
     state: Mutex<LeaseTable>,
     /// Notified whenever a removal ends.
     ended: watch::Sender<()>,
+    file: Option<LeaseFile>,
+    /// Locked while the file is read or written.
+    saving: Arc<tokio::sync::Mutex<()>>,
+}
+
+/// When a lease expires.
+#[derive(Debug, Clone, Copy)]
+struct LeaseEnd {
+    at: Instant,
+    /// When it expires by the file; `None` if the file does not have it.
+    saved: Option<Instant>,
+}
+
+impl LeaseEnd {
+    /// Whether a later process would retain the image for about as long.
+    fn is_saved(self, now: Instant) -> bool {
+        self.saved.is_some_and(|saved| {
+            let lacks = self.at.saturating_duration_since(saved);
+            saved == self.at || (saved < self.at && lacks < UNSAVED && saved >= now + UNSAVED)
+        })
+    }
 }
 
 #[derive(Debug, Default)]
 struct LeaseTable {
-    /// When each lease expires, by image ID and purpose.
-    leases: HashMap<(ImageId, LeasePurpose), Instant>,
+    /// By image ID and purpose.
+    leases: HashMap<(ImageId, LeasePurpose), LeaseEnd>,
+    /// Whether the leases of the file are among them.
+    is_loaded: bool,
+    /// Whether the file has a lease that was ended.
+    has_ended_lease: bool,
     removing: HashSet<ImageId>,
     /// The number of the last removal of each image that ended while a presence check was open.
     ended: HashMap<ImageId, u64>,
@@ -49,12 +84,48 @@ impl LeaseTable {
     /// Drops expired leases if there are many. Without GC rounds no other call does.
     fn drop_expired(&mut self, now: Instant) {
         if self.leases.len() >= MAX_EXPIRED {
-            self.leases.retain(|_, ends| *ends > now);
+            self.leases.retain(|_, ends| ends.at > now);
         }
     }
 
     fn is_leased(&self, id: &ImageId, now: Instant) -> bool {
-        self.leases.iter().any(|((leased, _), ends)| leased == id && *ends > now)
+        self.leases.iter().any(|((leased, _), ends)| leased == id && ends.at > now)
+    }
+
+    /// Leases an image: for a request until this time, for an ensure at least until then.
+    fn lease(&mut self, id: ImageId, purpose: LeasePurpose, ends: Instant) {
+        let lease = self.leases.entry((id, purpose)).or_insert(LeaseEnd { at: ends, saved: None });
+        lease.at = if purpose == LeasePurpose::Request { ends } else { ends.max(lease.at) };
+    }
+
+    fn end_leases(&mut self, is_ended: impl Fn(&ImageId) -> bool) {
+        self.leases.retain(|(id, _), ends| {
+            let is_ended = is_ended(id);
+            self.has_ended_lease |= is_ended && ends.saved.is_some();
+            !is_ended
+        });
+    }
+
+    /// Adds the leases of the file.
+    fn load(&mut self, saved: Vec<(ImageId, Lease)>, now: Instant) {
+        for (id, Lease { purpose, left }) in saved {
+            let at = now + left.min(LONGEST);
+            let lease = self.leases.entry((id, purpose)).or_insert(LeaseEnd { at, saved: None });
+            lease.saved = Some(at);
+        }
+        self.is_loaded = true;
+    }
+
+    fn is_saved(&self, now: Instant) -> bool {
+        let mut in_force = self.leases.values().filter(|ends| ends.at > now);
+        !self.has_ended_lease && in_force.all(|ends| ends.is_saved(now))
+    }
+
+    /// The leases in force.
+    fn in_force(&self, now: Instant) -> Vec<(ImageId, Lease)> {
+        let in_force = self.leases.iter().filter(|(_, ends)| ends.at > now);
+        let lease = |purpose, at: Instant| Lease { purpose, left: at.duration_since(now) };
+        in_force.map(|((id, purpose), ends)| (id.clone(), lease(*purpose, ends.at))).collect()
     }
 
     fn begin_presence_check(&mut self) -> u64 {
@@ -86,17 +157,37 @@ impl LeaseTable {
 
     /// Whether a removal of the image ended since a check began.
     fn ended_since(&self, from: u64, id: &ImageId) -> bool {
-        self.ended.get(id).is_some_and(|number| *number >= from)
+        [id, &ImageId::default()].iter().any(|id| self.ended.get(*id).is_some_and(|number| *number >= from))
+    }
+
+    /// Whether the image, or one without an ID, is being removed.
+    fn is_removing(&self, id: &ImageId) -> bool {
+        self.removing.contains(id) || self.removing.contains(&ImageId::default())
     }
 }
 
 impl Default for RemovalGate {
     fn default() -> Self {
-        RemovalGate { state: Mutex::default(), ended: watch::Sender::new(()) }
+        RemovalGate {
+            state: Mutex::default(),
+            ended: watch::Sender::new(()),
+            file: None,
+            saving: Arc::default(),
+        }
     }
 }
 
 impl RemovalGate {
+    /// A gate whose leases outlive the process in this file, of which it is the only user. Leases of ensures in the file
+    /// last at most `longest_ensure` from now. Until the file can be read, [`retentions`](RetentionSource::retentions) and
+    /// [`save_leases`](RemovalGate::save_leases) fail. May block.
+    pub fn with_file(path: PathBuf, longest_ensure: Duration) -> RemovalGate {
+        let gate = RemovalGate { file: Some(LeaseFile::new(path, longest_ensure)), ..RemovalGate::default() };
+        // Reported by each later use.
+        let _ = gate.load();
+        gate
+    }
+
     /// Must be called before asking the backend whether an image is present.
     pub fn begin_presence_check(self: &Arc<Self>) -> PresenceCheck {
         PresenceCheck { from: self.state().begin_presence_check(), gate: self.clone() }
@@ -114,6 +205,8 @@ impl RemovalGate {
 
     /// Must be awaited before an explicitly requested removal; drop the guard right after. Ends the image's lease,
     /// because leases only defer garbage collection. Waits while the image is already being removed.
+    ///
+    /// Without an ID, which a backend does not report of an incomplete image, no image is leased until the guard is dropped.
     pub async fn wait_begin_removal(self: &Arc<Self>, id: impl Into<ImageId>) -> RemovalGuard {
         let id = id.into();
         let mut ended = self.ended.subscribe();
@@ -121,7 +214,7 @@ impl RemovalGate {
             {
                 let mut state = self.state();
                 if state.removing.insert(id.clone()) {
-                    state.leases.retain(|(leased, _), _| *leased != id);
+                    state.end_leases(|leased| *leased == id);
                     return RemovalGuard { gate: self.clone(), id };
                 }
             }
@@ -130,9 +223,59 @@ impl RemovalGate {
         }
     }
 
-    /// Ends the leases of these images.
+    /// Ends the leases of these images. Durable after [`save_leases`](RemovalGate::save_leases).
     pub fn end_leases(&self, images: &[ImageId]) {
-        self.state().leases.retain(|(id, _), _| !images.contains(id));
+        self.state().end_leases(|id| images.contains(id));
+    }
+
+    /// Waits until the current leases are on disk: one write for all callers that wait. Does nothing without a file. A
+    /// lease that was saved not long ago is not saved again.
+    pub async fn save_leases(self: &Arc<Self>) -> Result<(), LeaseFileError> {
+        if self.file.is_none() || self.state().is_saved(Instant::now()) {
+            return Ok(());
+        }
+        // The write goes on if its caller is dropped, and no other must begin.
+        let (gate, saving) = (Arc::clone(self), Arc::clone(&self.saving).lock_owned().await);
+        blocking(move || {
+            let _saving = saving;
+            gate.save()
+        })
+        .await
+    }
+
+    fn save(&self) -> Result<(), LeaseFileError> {
+        self.load()?;
+        let Some(file) = &self.file else { return Ok(()) };
+        let (clock, now) = (ClockReading::now(), Instant::now());
+        let leases = {
+            let mut state = self.state();
+            if state.is_saved(now) {
+                return Ok(());
+            }
+            state.has_ended_lease = false;
+            state.in_force(now)
+        };
+        let written = file.write(leases.clone(), &clock);
+        let mut state = self.state();
+        match &written {
+            Ok(()) => {
+                for (id, Lease { purpose, left }) in leases {
+                    if let Some(lease) = state.leases.get_mut(&(id, purpose)) {
+                        lease.saved = Some(now + left);
+                    }
+                }
+            }
+            Err(_) => state.has_ended_lease = true,
+        }
+        written
+    }
+
+    /// Adds the leases of the file, unless that was done. May block.
+    fn load(&self) -> Result<(), LeaseFileError> {
+        let Some(file) = self.file.as_ref().filter(|_| !self.state().is_loaded) else { return Ok(()) };
+        let saved = file.read(&ClockReading::now())?;
+        self.state().load(saved, Instant::now());
+        Ok(())
     }
 
     /// Waits until every removal that is in progress now has ended, for at most this long.
@@ -150,12 +293,8 @@ impl RemovalGate {
     pub fn active_leases(&self) -> Vec<(ImageId, Lease)> {
         let now = Instant::now();
         let mut state = self.state();
-        state.leases.retain(|_, ends| *ends > now);
-        let leased = state
-            .leases
-            .iter()
-            .map(|((id, purpose), ends)| (id.clone(), Lease::in_memory(*purpose, ends.duration_since(now))));
-        let mut leased: Vec<_> = leased.collect();
+        state.leases.retain(|_, ends| ends.at > now);
+        let mut leased = state.in_force(now);
         leased.sort();
         leased
     }
@@ -179,26 +318,24 @@ impl PresenceCheck {
         !state.removing.is_empty() || state.removals > self.from
     }
 
-    /// Leases an image that was found present since this check began. False if a removal may have overtaken the answer:
+    /// Leases an image that was found present since this check began, for a request instead of the request before it. False if a removal may have overtaken the answer:
     /// check again. Waits while the image is being removed.
     pub async fn lease(self, id: impl Into<ImageId>, purpose: LeasePurpose, time: Duration) -> bool {
         let id = id.into();
         let mut ended = self.gate.ended.subscribe();
         let removing = {
             let mut state = self.gate.state();
-            let removing = state.removing.contains(&id);
+            let removing = state.is_removing(&id);
             let overtaken = removing || state.ended_since(self.from, &id);
             if !overtaken {
-                let ends = Instant::now() + time.min(LONGEST);
                 state.drop_expired(Instant::now());
-                let lease = state.leases.entry((id, purpose)).or_insert(ends);
-                *lease = ends.max(*lease);
+                state.lease(id, purpose, Instant::now() + time.min(LONGEST));
                 return true;
             }
             removing
         };
         if removing {
-            while self.gate.state().removing.contains(&id) && ended.changed().await.is_ok() {}
+            while self.gate.state().is_removing(&id) && ended.changed().await.is_ok() {}
         }
         false
     }
@@ -231,6 +368,8 @@ impl Drop for RemovalGuard {
 #[async_trait]
 impl RetentionSource for RemovalGate {
     async fn retentions(&self) -> Result<Vec<Retention>, RetentionError> {
+        // A small file, which is read again only after an error.
+        self.load().map_err(RetentionError::other)?;
         let leased = self.active_leases().into_iter();
         Ok(leased.map(|(image, lease)| Retention::new(image, RetentionPurpose::Lease(lease))).collect())
     }
@@ -254,6 +393,81 @@ mod tests {
             tokio::time::advance(MINUTE / 10).await;
         }
         assert!(gate.state().leases.len() <= MAX_EXPIRED, "{}", gate.state().leases.len());
+    }
+
+    fn leased(gate: &RemovalGate) -> Vec<String> {
+        gate.active_leases().into_iter().map(|(image, _)| image.to_string()).collect()
+    }
+
+    async fn lease(gate: &Arc<RemovalGate>, image: &str, purpose: LeasePurpose, time: Duration) {
+        assert!(gate.begin_presence_check().lease(image, purpose, time).await);
+    }
+
+    #[tokio::test]
+    async fn saved_leases_outlive_the_process_and_ended_ones_do_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("leases.json");
+        let gate = || Arc::new(RemovalGate::with_file(path.clone(), 10 * MINUTE));
+        let first = gate();
+        lease(&first, "a", LeasePurpose::Ensure, MINUTE).await;
+        lease(&first, "b", LeasePurpose::Request, MINUTE).await;
+        assert_eq!(leased(&gate()), [""; 0], "not saved yet");
+        first.save_leases().await.unwrap();
+        assert_eq!(leased(&gate()), ["a", "b"]);
+        let second = gate();
+        second.end_leases(&["a".into(), "b".into()]);
+        lease(&second, "b", LeasePurpose::Ensure, MINUTE).await;
+        second.save_leases().await.unwrap();
+        assert_eq!(leased(&gate()), ["b"], "it was ensured after the end");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_that_was_saved_not_long_ago_is_not_saved_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("leases.json");
+        let gate = Arc::new(RemovalGate::with_file(path.clone(), 10 * MINUTE));
+        for (wait, is_written) in [(0, true), (1, false), (28, false), (2, true), (1, false)] {
+            tokio::time::advance(Duration::from_secs(wait)).await;
+            lease(&gate, "a", LeasePurpose::Ensure, 10 * MINUTE).await;
+            let _ = fs_err::remove_file(&path);
+            gate.save_leases().await.unwrap();
+            assert_eq!(path.exists(), is_written, "after {wait} s");
+        }
+        lease(&gate, "b", LeasePurpose::Request, 10 * MINUTE).await;
+        gate.save_leases().await.unwrap();
+        lease(&gate, "b", LeasePurpose::Request, MINUTE).await;
+        assert_eq!(gate.active_leases()[1].1.left, MINUTE, "it replaces the request before it");
+        fs_err::remove_file(&path).unwrap();
+        gate.save_leases().await.unwrap();
+        assert!(path.exists(), "a shorter lease is saved");
+    }
+
+    #[tokio::test]
+    async fn until_the_file_can_be_read_nothing_is_known_and_nothing_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("leases.json");
+        fs_err::write(&path, "{").unwrap();
+        let gate = Arc::new(RemovalGate::with_file(path.clone(), MINUTE));
+        lease(&gate, "a", LeasePurpose::Ensure, MINUTE).await;
+        assert!(gate.save_leases().await.is_err() && gate.retentions().await.is_err());
+        assert_eq!(fs_err::read_to_string(&path).unwrap(), "{");
+        fs_err::remove_file(&path).unwrap();
+        assert_eq!(gate.retentions().await.unwrap().len(), 1);
+        gate.save_leases().await.unwrap();
+        assert_eq!(leased(&RemovalGate::with_file(path, MINUTE)), ["a"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn while_an_image_without_an_id_is_removed_none_is_leased() {
+        let gate = Arc::new(RemovalGate::default());
+        let check = gate.begin_presence_check();
+        let removing = gate.wait_begin_removal("").await;
+        let leasing = tokio::spawn(check.lease("a", LeasePurpose::Ensure, MINUTE));
+        tokio::time::advance(MINUTE).await;
+        assert!(!leasing.is_finished(), "it waits for the removal");
+        drop(removing);
+        assert!(!leasing.await.unwrap(), "the removal may have been that of the image");
+        lease(&gate, "a", LeasePurpose::Ensure, MINUTE).await;
     }
 
     #[tokio::test(start_paused = true)]

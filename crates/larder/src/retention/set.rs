@@ -34,7 +34,11 @@ impl RetentionSet {
             };
             let named = ids.get(image.as_str()).map(|&id| id.clone());
             for id in named.into_iter().chain([image]) {
-                add(by_id.entry(id).or_default(), handler.clone(), purpose.clone());
+                let (known, reason) = (by_id.entry(id).or_default(), (handler.clone(), purpose.clone()));
+                // A source may report one reason by ID and by name.
+                if !known.contains(&reason) {
+                    known.push(reason);
+                }
             }
         }
         RetentionSet { by_id }
@@ -46,28 +50,6 @@ impl RetentionSet {
             let counts = handler.is_empty() || with.as_deref().is_none_or(|with| with == handler);
             counts.then_some(purpose)
         })
-    }
-}
-
-/// Adds a reason. Leases for one purpose, as both the gate and a store report them, are one: on disk if one of them is, until the last ends; a source may report
-/// one reason by ID and by name.
-fn add(
-    known: &mut Vec<(Option<String>, RetentionPurpose)>,
-    handler: Option<String>,
-    purpose: RetentionPurpose,
-) {
-    let is_same = |known: &RetentionPurpose| match (known.lease(), purpose.lease()) {
-        (Some(known), Some(new)) => known.purpose == new.purpose,
-        _ => *known == purpose,
-    };
-    match known.iter_mut().find(|(with, known)| *with == handler && is_same(known)) {
-        None => known.push((handler, purpose)),
-        Some((_, known)) => {
-            if let (RetentionPurpose::Lease(known), Some(new)) = (known, purpose.lease()) {
-                known.left = known.left.max(new.left);
-                known.is_durable |= new.is_durable;
-            }
-        }
     }
 }
 

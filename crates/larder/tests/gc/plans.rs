@@ -68,7 +68,7 @@ fn case() -> impl Strategy<Value = PlanCase> {
 }
 
 fn lease(seconds: u64) -> RetentionPurpose {
-    RetentionPurpose::Lease(Lease::durable(LeasePurpose::Request, Duration::from_secs(seconds)))
+    RetentionPurpose::Lease(Lease { purpose: LeasePurpose::Request, left: Duration::from_secs(seconds) })
 }
 
 fn name(image: usize) -> String {

@@ -206,7 +206,7 @@ impl RetentionSource for LateUseSource {
     async fn retentions(&self) -> Result<Vec<Retention>, RetentionError> {
         let mut asked = self.1.lock().expect("no thread panicked");
         *asked += 1;
-        let lease = Lease::durable(LeasePurpose::Request, Duration::from_secs(60));
+        let lease = Lease { purpose: LeasePurpose::Request, left: Duration::from_secs(60) };
         let found = Retention::new(id(self.0), RetentionPurpose::Lease(lease));
         Ok(if *asked > 1 { vec![found] } else { Vec::new() })
     }

@@ -1,13 +1,10 @@
 //! Uses of images, by kubelet's rule and by larder's.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use larder::backend::{Container, ContainerInventory, Image, Sandbox};
 use larder::gc::GcStrategy;
-use larder::retention::{
-    BackendRetentions, Lease, LeasePurpose, Retention, RetentionPurpose, RetentionSet, RetentionSource as _,
-};
+use larder::retention::{BackendRetentions, RetentionPurpose, RetentionSet, RetentionSource as _};
 use larder_testkit::fake_backend::FakeBackend;
 
 fn container(image: &str, mounted: &[&str]) -> Container {
@@ -87,25 +84,6 @@ async fn the_image_of_a_sandbox_is_in_use() {
     let found = BackendRetentions::new(Arc::new(fake)).retentions().await.expect("the fake answers");
     let [used] = &found[..] else { panic!("the runtime reports one image: {found:?}") };
     assert_eq!((used.image.as_str(), used.purpose.to_string().contains("ns/web")), ("sha256:a", true));
-}
-
-/// The gate and the file of ensures may both report an ensure.
-#[test]
-fn of_several_leases_the_longest_counts() {
-    let ensured = |left| {
-        let lease = Lease::in_memory(LeasePurpose::Ensure, Duration::from_secs(left));
-        Retention::new("sha256:a", RetentionPurpose::Lease(lease))
-    };
-    for leases in [[60, 600], [600, 60]] {
-        let found = leases.map(ensured).to_vec();
-        let uses = RetentionSet::new(found, &[], GcStrategy::Larder);
-        let left: Vec<_> = uses
-            .of_image("sha256:a", "")
-            .filter_map(RetentionPurpose::lease)
-            .map(|lease| lease.left)
-            .collect();
-        assert_eq!(left, [Duration::from_secs(600)], "{leases:?}");
-    }
 }
 
 #[tokio::test]

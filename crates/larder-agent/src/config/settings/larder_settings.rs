@@ -123,7 +123,7 @@ pub(super) const SECTIONS: &[Setting] = &[
         BoolCodec,
         cri_pins.leased,
         Live,
-        "With larder's own store: pin images with a lease of `larder lease` as well, and refuse their removal over CRI. No effect with a runtime, which has no such leases. The leases of pulls and ensures never pin an image: `PullImage` takes one, too."
+        "Pin images with a lease of `larder lease` as well, and refuse their removal over CRI. The leases of pulls and ensures never pin an image: `PullImage` takes one, too."
     ),
     setting!(
         "cri.kubelet",

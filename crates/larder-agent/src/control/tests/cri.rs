@@ -3,22 +3,27 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use async_trait::async_trait;
 use larder::backend::{
     Backend as _, CallErrorKind, EndpointFailure, Image, ImageSpec, ProgressReporter, RemoveOptions,
 };
 use larder::gc::HistoryFile;
 use larder::pod::SandboxConfig;
+use larder::pull::StatusIntent;
+use larder::retention::{Retention, RetentionError, RetentionSource};
+use larder_cri::server::CriImages as _;
 use larder_cri::{CriBackend, CriConfig, Endpoint, proto};
-use larder_testkit::fake_backend::{BackendCall, BackendOp, ScriptedPull, error, image};
+use larder_testkit::fake_backend::{BackendCall, BackendOp, FakeBackend, ScriptedPull, error, image};
 use larder_testkit_peers::fake_cri::FakeCri;
 use tokio::time;
 
 use super::{DaemonAddresses, ServingProcess, TestDaemon, api};
 use crate::backend::BackendHandle;
+use crate::node::cri_images::NodeCriImages;
 use crate::node::health::BackendHealth;
 use crate::node::metrics::{ExpositionFormat, exposition};
 use crate::node::pods::desired::DesiredKey;
-use crate::node::{NodeDependencies, NodeFilesystems, testing};
+use crate::node::{Node, NodeDependencies, NodeFilesystems, testing};
 use larder::backend::BackendError;
 use larder::events::EventReason;
 
@@ -358,4 +363,34 @@ async fn a_removal_over_the_control_api_whose_caller_gives_up_is_in_the_history(
     };
     let why = time::timeout(Duration::from_secs(10), recorded).await.expect("the removal is in the history");
     assert!(why.contains(&format!("(pid {})", std::process::id())), "{why}");
+}
+
+/// A source of retention that fails, or never answers.
+struct BrokenSource {
+    hangs: bool,
+}
+
+#[async_trait]
+impl RetentionSource for BrokenSource {
+    async fn retentions(&self) -> Result<Vec<Retention>, RetentionError> {
+        if self.hangs { std::future::pending().await } else { Err(RetentionError::other("broken")) }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_a_source_of_retention_fails_or_hangs_all_images_are_pinned_in_time() {
+    for hangs in [false, true] {
+        let (backend, dir) = (FakeBackend::new(), tempfile::tempdir().unwrap());
+        backend.add_image("a:1", image("sha256:1", 100));
+        let mut parts = testing::parts(&backend, dir.path(), None, |_| ());
+        parts.collector = parts.collector.retention_source(Arc::new(BrokenSource { hangs }));
+        let images = NodeCriImages::of(&Node::build(parts));
+        let (spec, start) = (ImageSpec::named("a:1"), time::Instant::now());
+        let listed = images.list().await.unwrap();
+        let found = images.status(&spec, StatusIntent::Show).await.unwrap().unwrap();
+        assert!(listed[0].pinned && found.pinned, "hangs: {hangs}");
+        images.remove(&spec).await.unwrap_err();
+        assert_eq!(backend.images().len(), 1, "hangs: {hangs}");
+        assert!(start.elapsed() <= Duration::from_secs(7), "{:?}", start.elapsed());
+    }
 }

@@ -14,16 +14,15 @@ impl Collection {
     /// Records that an image was ensured, for later GC processes. An image that was pulled is first seen now. The record is on
     /// disk when this returns, unless it cannot be written, which is logged.
     pub(crate) async fn note_ensured(&self, id: &ImageId, was_pulled: bool) {
-        let Some(ensures) = &self.ensures else { return };
+        if !self.state.is_locked() {
+            return;
+        }
         // In a runtime, present images may be older than larder: their ages start with the first listing.
-        let is_known = self.is_store || self.collector.has_detected();
-        let was_leased = was_pulled && ensures.note_pulled(id);
-        if was_pulled || (ensures.note(id) && is_known) {
+        if was_pulled || self.is_store || self.collector.has_detected() {
             self.collector.note_ensured(id);
         }
-        // Without leases the record protects nothing.
-        if !was_leased && self.leases_ensures {
-            ensures.flush().await;
+        if let Err(error) = self.save_leases().await {
+            tracing::warn!("GC may remove ensured images before they are used: {}", error.message());
         }
     }
 
@@ -41,9 +40,11 @@ impl Collection {
     /// Ends the leases of these images. Durable when it returns.
     pub(crate) async fn end_leases(&self, images: &[ImageId]) -> Result<(), Error> {
         self.gate.end_leases(images);
-        match &self.ensures {
-            Some(ensures) => ensures.end(images).await,
-            None => Ok(()),
-        }
+        self.save_leases().await
+    }
+
+    /// Waits until the leases taken and ended so far are on disk.
+    pub(crate) async fn save_leases(&self) -> Result<(), Error> {
+        self.gate.save_leases().await.map_err(|error| Error::failed(error.to_string()))
     }
 }

@@ -24,7 +24,7 @@ use super::Observability;
 use super::metrics::MeteredHistory;
 use crate::config::Config;
 use crate::error::Error;
-use crate::state::{EnsureLeaseFile, KeepRuleFile, RecentEnsures, StateDir};
+use crate::state::{KeepRuleFile, StateDir};
 use other_collector::OtherCollector;
 pub(crate) use removals::RequestApi;
 
@@ -71,10 +71,6 @@ pub(crate) struct Collection {
     others: OtherCollector,
     /// The removal history; `None` where no state is kept.
     history: Option<Arc<HistoryFile>>,
-    /// Ensures for those who collect later; `None` where no state is kept.
-    ensures: Option<RecentEnsures>,
-    /// Whether ensured images are leased.
-    leases_ensures: bool,
     /// Whether all images are larder's, so that it has seen the first use of each.
     is_store: bool,
     /// Why the keep rules are not known: nothing is planned or removed until they are.
@@ -96,7 +92,7 @@ impl Collection {
     ) -> Collection {
         let CollectionSettings { mut policy, intervals, ensured_lease } = settings;
         let mut unread_rules = None;
-        let (mut history, mut ensures) = (None, None);
+        let mut history = None;
         if state.is_locked() {
             match KeepRuleFile::at(&state).read() {
                 Ok(rules) => policy.keep.extend(rules),
@@ -107,15 +103,13 @@ impl Collection {
                 MeteredHistory { history: Arc::clone(&file), metrics: Arc::clone(observability.metrics()) };
             builder = builder
                 .records(Arc::new(UsageRecordFileStore::new(state.records())))
-                .history(Arc::new(metered))
-                .retention_source(Arc::new(EnsureLeaseFile::at(&state, ensured_lease)));
+                .history(Arc::new(metered));
             history = Some(file);
-            ensures = Some(match store {
-                Some(store) => RecentEnsures::in_store(store.clone()),
-                None => RecentEnsures::in_file(EnsureLeaseFile::at(&state, ensured_lease)),
-            });
         }
-        let gate = Arc::new(RemovalGate::default());
+        let gate = Arc::new(match state.is_locked() {
+            true => RemovalGate::with_file(state.leases(), ensured_lease),
+            false => RemovalGate::default(),
+        });
         let builder = builder
             .policy(policy)
             .gate(Arc::clone(&gate))
@@ -125,13 +119,11 @@ impl Collection {
             loops: GcLoops::new(Arc::clone(&collector), intervals),
             runs: AtomicBool::new(false),
             others: OtherCollector::default(),
-            leases_ensures: !ensured_lease.is_zero(),
             is_store: store.is_some(),
             unread_rules: Mutex::new(unread_rules),
             collector,
             gate,
             history,
-            ensures,
             observability,
             state,
         }
@@ -204,8 +196,8 @@ impl Collection {
 
     /// Waits until everything that a later process depends on is on disk.
     pub(super) async fn flush(&self) {
-        if let Some(ensures) = &self.ensures {
-            ensures.flush().await;
+        if let Err(error) = self.save_leases().await {
+            tracing::warn!("{}", error.message());
         }
         self.collector.flush().await;
     }

@@ -101,7 +101,7 @@ async fn one(entry: &PrefetchItem, context: &PrefetchContext) -> Result<(), Ensu
             _ = context
                 .gate
                 .begin_presence_check()
-                .lease(&ensured.image_ref, LeasePurpose::Request, time)
+                .lease(&ensured.image_ref, LeasePurpose::Ensure, time)
                 .await;
         }
         PrefetchRetention::Nothing => {}

@@ -9,13 +9,12 @@ mod store;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::SystemTime;
 
 use larder_store::store::{Store, StoreConfig};
 use larder_testkit_peers::{ImageBuilder, LayerFiles, LoopDisk, LoopFilesystem};
 use serde_json::Value;
 
-use crate::world::{LarderOutput, LarderProcess, larder_in};
+use crate::world::{LarderOutput, LarderProcess, end_leases, larder_in};
 
 /// So much may be written beside: the database, the journal, directories.
 const SLACK: u64 = 1 << 20;
@@ -111,10 +110,7 @@ impl MountedDisk {
 
     /// Ends the leases of the loaded images.
     fn end_leases(&self) {
-        let store = self.store();
-        for lease in store.leases(&SystemTime::now().into()).unwrap() {
-            store.end_lease(&lease.id).unwrap();
-        }
+        end_leases(&self.path().join("store/collect"));
     }
 }
 

@@ -106,33 +106,43 @@ pub struct ImageDecision {
     pub decision: GcDecision,
 }
 
-/// Plans a round for this goal: first the images past the maximum age if the goal is [`GcGoal::Thresholds`], then what the
-/// goal requires. Every other image gets the reason for which it is retained.
-pub fn plan(snapshot: &GcSnapshot, policy: &GcPolicy, goal: GcGoal) -> GcPlan {
-    if !has_age_stage(goal, policy) {
-        return plan_stage(snapshot, policy, goal);
-    }
-    let by_age = plan_stage(snapshot, policy, GcGoal::Age);
-    if by_age.removals.is_empty() {
-        return plan_stage(snapshot, policy, goal);
-    }
-    let mut rest = snapshot.clone();
-    for removal in &by_age.removals {
-        rest.forget(&removal.id, &removal.handler);
-    }
-    rest.disk = by_age.after;
-    let mut both = plan_stage(&rest, policy, goal);
-    both.expected_freed += by_age.expected_freed;
-    both.removals.splice(0..0, by_age.removals);
-    let is_removed = |image: &ImageDecision| matches!(image.decision, GcDecision::Remove(_));
-    both.decisions.extend(by_age.decisions.into_iter().filter(is_removed));
-    both.decisions.sort_by(|a, b| (&a.id, &a.handler).cmp(&(&b.id, &b.handler)));
-    both
+/// The stages of a round for this goal, in order: the images past the maximum age go first if the goal is
+/// [`GcGoal::Thresholds`].
+pub(super) fn stages(goal: GcGoal, policy: &GcPolicy) -> impl Iterator<Item = GcGoal> {
+    let has_age_stage = goal == GcGoal::Thresholds && !policy.maximum_age.is_zero();
+    has_age_stage.then_some(GcGoal::Age).into_iter().chain([goal])
 }
 
-/// Whether a round for this goal first removes the images past the maximum age.
-pub(super) fn has_age_stage(goal: GcGoal, policy: &GcPolicy) -> bool {
-    goal == GcGoal::Thresholds && !policy.maximum_age.is_zero()
+/// Plans all [`stages`] of a round for this goal. Every image that no stage removes gets the reason for which the last one
+/// retains it.
+pub fn plan(snapshot: &GcSnapshot, policy: &GcPolicy, goal: GcGoal) -> GcPlan {
+    let (mut rest, mut planned) = (snapshot.clone(), None);
+    for stage in stages(goal, policy) {
+        let next = plan_stage(&rest, policy, stage);
+        for removal in &next.removals {
+            rest.forget(&removal.id, &removal.handler);
+        }
+        if !next.removals.is_empty() {
+            rest.disk = next.after;
+        }
+        planned = Some(match planned {
+            None => next,
+            Some(before) => next.after_stage(before),
+        });
+    }
+    planned.unwrap_or_else(|| plan_stage(snapshot, policy, goal))
+}
+
+impl GcPlan {
+    /// The plan of this stage and the one before it.
+    fn after_stage(mut self, before: GcPlan) -> GcPlan {
+        self.expected_freed += before.expected_freed;
+        self.removals.splice(0..0, before.removals);
+        let is_removed = |image: &ImageDecision| matches!(image.decision, GcDecision::Remove(_));
+        self.decisions.extend(before.decisions.into_iter().filter(is_removed));
+        self.decisions.sort_by(|a, b| (&a.id, &a.handler).cmp(&(&b.id, &b.handler)));
+        self
+    }
 }
 
 /// Plans one stage of a round.
