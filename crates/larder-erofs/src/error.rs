@@ -41,6 +41,9 @@ pub enum ErofsError {
         /// The entry that was one too many.
         path: PathBuf,
     },
+    /// The caller wants no more of it.
+    #[error("writing the EROFS layer was canceled")]
+    Canceled,
     /// More than 16 TiB of data, or more than 128 GiB of inodes.
     #[error("EROFS layer limit exceeded: block addresses have 32 bits")]
     LayerTooLarge,

@@ -21,6 +21,8 @@ struct OpenBlock {
 /// All metadata blocks but those of directories.
 pub(crate) struct MetadataBlocks<S> {
     open: Vec<OpenBlock>,
+    /// Numbers and sizes of blocks that were open, and wait in the temporary file.
+    parked: Vec<(u32, usize)>,
     /// Blocks so far.
     count: u32,
     scratch: S,
@@ -37,12 +39,44 @@ pub(crate) struct LongRecord {
 
 impl<S: ErofsScratch> MetadataBlocks<S> {
     pub(crate) fn new(scratch: S) -> MetadataBlocks<S> {
-        MetadataBlocks { open: Vec::with_capacity(OPEN_BLOCKS), count: 0, scratch, written: 0 }
+        MetadataBlocks {
+            open: Vec::with_capacity(OPEN_BLOCKS),
+            parked: Vec::new(),
+            count: 0,
+            scratch,
+            written: 0,
+        }
     }
 
     /// Blocks so far.
     pub(crate) fn count(&self) -> u32 {
         self.count
+    }
+
+    /// Bytes of memory.
+    pub(crate) fn memory(&self) -> usize {
+        self.open.len() * BLOCK
+    }
+
+    /// Moves the open blocks to the temporary file, until [`MetadataBlocks::unpark`].
+    pub(crate) fn park(&mut self) -> Result<(), ErofsError> {
+        for block in std::mem::take(&mut self.open) {
+            self.write_block(&block)?;
+            self.parked.push((block.number, block.bytes.len()));
+        }
+        self.close();
+        Ok(())
+    }
+
+    /// Reads the open blocks back: records go to the blocks to which they would have gone.
+    pub(crate) fn unpark(&mut self) -> Result<(), ErofsError> {
+        for (number, size) in std::mem::take(&mut self.parked) {
+            let mut bytes = Vec::with_capacity(BLOCK);
+            bytes.resize(size, 0);
+            self.scratch.read_exact_at(&mut bytes, u64::from(number) * BLOCK as u64)?;
+            self.open.push(OpenBlock { number, bytes });
+        }
+        Ok(())
     }
 
     /// Releases descriptors until the next record.
@@ -109,11 +143,16 @@ impl<S: ErofsScratch> MetadataBlocks<S> {
             return Ok(Vec::with_capacity(BLOCK));
         };
         let mut block = self.open.swap_remove(fullest);
+        self.write_block(&block)?;
+        block.bytes.clear();
+        Ok(block.bytes)
+    }
+
+    fn write_block(&mut self, block: &OpenBlock) -> Result<(), ErofsError> {
         let offset = u64::from(block.number) * BLOCK as u64;
         self.scratch.write_at(offset, &block.bytes)?;
         self.written = self.written.max(offset + block.bytes.len() as u64);
-        block.bytes.clear();
-        Ok(block.bytes)
+        Ok(())
     }
 
     /// The number of the first of so many new blocks.

@@ -1,5 +1,6 @@
 //! Maps names to nodes in little memory: 12 bytes for an entry, its name, and about 6 bytes to find it; 32 more for a
-//! directory. Names, links and attributes of directories can be moved to a temporary file.
+//! directory. Names, links and attributes of directories can be moved to a temporary file, and while the tree waits,
+//! everything else to another one.
 //!
 //! Nodes are never removed. A node of a name that is used again changes what it is. A directory that something replaced is
 //! no longer referenced by its node, and everything in it is dead with it: [`NameTree::live_directories`].
@@ -12,7 +13,7 @@ mod names;
 use std::borrow::Cow;
 use std::io;
 
-use crate::chunked::ChunkedVec;
+use crate::chunked::{ChunkedVec, FileRecord, u32_at};
 use crate::entry::ErofsTime;
 use crate::entry_rules::check_name;
 use crate::error::EntryProblem;
@@ -89,6 +90,18 @@ impl TreeNode {
     }
 }
 
+impl FileRecord for TreeNode {
+    const SIZE: usize = 12;
+
+    fn encode(self, to: &mut Vec<u8>) {
+        [self.name, self.packed, self.target].iter().for_each(|field| to.extend(field.to_le_bytes()));
+    }
+
+    fn decode(bytes: &[u8]) -> TreeNode {
+        TreeNode { name: u32_at(bytes, 0), packed: u32_at(bytes, 1), target: u32_at(bytes, 2) }
+    }
+}
+
 /// Attributes of a directory's inode.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TreeDirectory {
@@ -139,6 +152,30 @@ impl TreeDirectory {
     }
 }
 
+impl FileRecord for TreeDirectory {
+    const SIZE: usize = 32;
+
+    fn encode(self, to: &mut Vec<u8>) {
+        to.extend(self.mtime.to_le_bytes());
+        let fields = [self.nanos, self.node, self.uid, self.gid, self.xattrs, self.mode_and_flags.into()];
+        fields.iter().for_each(|field| to.extend(field.to_le_bytes()));
+    }
+
+    fn decode(bytes: &[u8]) -> TreeDirectory {
+        let mtime = u64::from(u32_at(bytes, 0)) | u64::from(u32_at(bytes, 1)) << 32;
+        let [nanos, node, uid, gid, xattrs, mode] = [2, 3, 4, 5, 6, 7].map(|at| u32_at(bytes, at));
+        TreeDirectory {
+            mtime: mtime.cast_signed(),
+            nanos,
+            node,
+            uid,
+            gid,
+            xattrs,
+            mode_and_flags: u16::try_from(mode).unwrap_or(0),
+        }
+    }
+}
+
 /// All names.
 pub(crate) struct NameTree<S> {
     nodes: ChunkedVec<TreeNode>,
@@ -147,19 +184,24 @@ pub(crate) struct NameTree<S> {
     index: NodeIndex,
     /// The last attributes of a directory, and their place.
     last_xattrs: (Vec<u8>, u32),
+    /// Where the tree waits, and how many nodes, directories and other values are there.
+    parking: S,
+    parked: Option<[usize; 3]>,
 }
 
 impl<S: ErofsScratch> NameTree<S> {
-    /// A tree of nothing but the root.
-    pub(crate) fn new(scratch: S) -> NameTree<S> {
+    /// A tree of nothing but the root, with a temporary file for names and one for the rest.
+    pub(crate) fn new(names: S, parking: S) -> NameTree<S> {
         let mut directories = ChunkedVec::new();
         directories.push(TreeDirectory::implicit(NONE, ErofsTime::default()));
         NameTree {
             nodes: ChunkedVec::new(),
             directories,
-            names: NameArena::new(scratch),
+            names: NameArena::new(names),
             index: NodeIndex::new(),
             last_xattrs: (Vec::new(), NONE),
+            parking,
+            parked: None,
         }
     }
 
@@ -175,7 +217,7 @@ impl<S: ErofsScratch> NameTree<S> {
 
     /// Bytes of memory for names.
     pub(crate) fn name_memory(&self) -> usize {
-        self.names.memory()
+        self.names.text_memory()
     }
 
     /// Moves names to the temporary file.
@@ -183,9 +225,43 @@ impl<S: ErofsScratch> NameTree<S> {
         self.names.spill()
     }
 
+    /// Moves the tree, and the values that belong to it, to temporary files. Until [`NameTree::unpark`], it is empty.
+    pub(crate) fn park<T: FileRecord>(&mut self, values: &mut ChunkedVec<T>) -> io::Result<()> {
+        let end = self.nodes.write(&mut self.parking, 0)?;
+        let end = self.directories.write(&mut self.parking, end)?;
+        values.write(&mut self.parking, end)?;
+        self.names.park()?;
+        self.parked = Some([self.nodes.len(), self.directories.len(), values.len()]);
+        (self.nodes, self.directories, self.index) = (ChunkedVec::new(), ChunkedVec::new(), NodeIndex::new());
+        self.last_xattrs = (Vec::new(), NONE);
+        *values = ChunkedVec::new();
+        self.close();
+        Ok(())
+    }
+
+    /// Reads back what was parked.
+    pub(crate) fn unpark<T: FileRecord>(&mut self, values: &mut ChunkedVec<T>) -> io::Result<()> {
+        let Some([nodes, directories, others]) = self.parked.take() else { return Ok(()) };
+        self.names.unpark()?;
+        let end;
+        (self.nodes, end) = ChunkedVec::read(&mut self.parking, 0, nodes)?;
+        let (directories, end) = ChunkedVec::read(&mut self.parking, end, directories)?;
+        self.directories = directories;
+        (*values, _) = ChunkedVec::read(&mut self.parking, end, others)?;
+        self.parking.close();
+        self.index = NodeIndex::with_capacity(nodes);
+        let (names, nodes) = (&self.names, &self.nodes);
+        let hash_of = |node: TreeNode| names.hash(node.dir(), &names.name(node.name));
+        for (id, node) in (0..).zip(nodes.iter()) {
+            self.index.insert(hash_of(node), id, |other| hash_of(nodes.get(other)));
+        }
+        self.check()
+    }
+
     /// Releases descriptors until the next name is read.
     pub(crate) fn close(&mut self) {
         self.names.close();
+        self.parking.close();
     }
 
     /// The first error of the temporary file since the last call: until then a name that cannot be read is empty.
@@ -338,6 +414,19 @@ impl<S: ErofsScratch> NameTree<S> {
         }
         names.reverse();
         names.join(&b'/')
+    }
+
+    /// Whether a directory is still there.
+    pub(crate) fn is_live(&self, dir: DirId) -> bool {
+        let mut at = dir;
+        while at != ROOT {
+            let node = self.node(self.directory(at).node);
+            if node.kind() != NodeKind::Directory || node.target != at {
+                return false;
+            }
+            at = node.dir();
+        }
+        true
     }
 
     /// Of each directory, whether it is still there.

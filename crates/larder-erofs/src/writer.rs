@@ -11,6 +11,7 @@ mod lower_files;
 mod name_sorter;
 mod walk;
 
+use crate::chunked::ChunkedVec;
 use crate::entry::{ErofsEntry, ErofsEntryKind, ErofsTime};
 use crate::entry_rules::{check_entry, check_name};
 use crate::error::{EntryProblem, ErofsError};
@@ -30,7 +31,7 @@ pub use lower_files::OverlayView;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ErofsOptions {
     /// Bytes of memory for names and links, at most; more are moved to a temporary file. All else takes 18 bytes for an
-    /// entry and 32 more for a directory; [`ErofsWriter::finish`] needs no more than what is freed before. Default 32 MiB,
+    /// entry and 32 more for a directory, unless the layer is [parked](ErofsWriter::park); [`ErofsWriter::finish`] needs no more than what is freed before. Default 32 MiB,
     /// enough for a million names of 32 bytes.
     pub max_name_bytes: usize,
     /// The UUID of the filesystem. Overlay mounts log a warning when two of their layers have the same one. Default zero.
@@ -73,7 +74,7 @@ pub struct ErofsWriter<O: ErofsOutput> {
     /// The file that expects data.
     file: Option<OpenFile>,
     /// Hard links to files that have not come, in the order in which they came.
-    links: Vec<PendingLink>,
+    links: ChunkedVec<PendingLink>,
     /// Slot of the inode of all whiteouts.
     whiteout: Option<u32>,
     has_chunks: bool,
@@ -97,14 +98,14 @@ impl<O: ErofsOutput> ErofsWriter<O> {
     pub fn new(output: O, options: ErofsOptions) -> Result<ErofsWriter<O>, ErofsError> {
         let mut to = Appender::new(output);
         to.append_zeros(BLOCK as u64)?;
-        let (inodes, names) = (to.output.scratch()?, to.output.scratch()?);
+        let (inodes, names, parking) = (to.output.scratch()?, to.output.scratch()?, to.output.scratch()?);
         Ok(ErofsWriter {
             to,
             options,
-            tree: NameTree::new(names),
+            tree: NameTree::new(names, parking),
             blocks: MetadataBlocks::new(inodes),
             file: None,
-            links: Vec::new(),
+            links: ChunkedVec::new(),
             whiteout: None,
             has_chunks: false,
             hides_lowers: false,
@@ -129,14 +130,27 @@ impl<O: ErofsOutput> ErofsWriter<O> {
         self.tree.directory_count()
     }
 
-    /// Bytes of memory for names and directories.
-    pub fn tree_bytes(&self) -> usize {
-        self.tree.memory() + self.links.len() * size_of::<PendingLink>()
+    /// Bytes of memory, but for some kilobytes.
+    pub fn memory(&self) -> usize {
+        self.tree.memory() + self.links.memory() + self.blocks.memory()
     }
 
     /// Moves names to a temporary file, to free their memory.
     pub fn spill_names(&mut self) -> Result<(), ErofsError> {
         Ok(self.tree.spill_names()?)
+    }
+
+    /// Moves all but some kilobytes to temporary files while the layer waits. Until [`unpark`](ErofsWriter::unpark), nothing
+    /// else may be called.
+    pub fn park(&mut self) -> Result<(), ErofsError> {
+        self.tree.park(&mut self.links)?;
+        self.blocks.park()
+    }
+
+    /// Reads back what was parked. The layer becomes what it would have become without.
+    pub fn unpark(&mut self) -> Result<(), ErofsError> {
+        self.tree.unpark(&mut self.links)?;
+        self.blocks.unpark()
     }
 
     /// Where the layer is written.

@@ -6,6 +6,7 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use larder::gc::ClockReading;
@@ -111,7 +112,7 @@ fn layer(store: &Store, name: &str) -> LayerHandle {
     };
     let file = staging.dir().join(LAYER_FILE);
     let (_, layer) = unpack_layer(&archive[..], &expected, &file, &UnpackOptions::default()).unwrap();
-    let finished = layer.finish(&MergedLayers::default()).unwrap();
+    let finished = layer.finish(&MergedLayers::default(), &Arc::default()).unwrap();
     staging.finish(&key, facts, finished.file, &blob(&archive)).unwrap()
 }
 

@@ -110,7 +110,7 @@ fn unpack(into: &Path, layer: &Path, known: &BenchLayer, threads: UnpackThreads)
         ExpectedLayer { digest: Some(&known.digest), size: Some(known.size), diff_id: &known.diff_id };
     let options = UnpackOptions { threads, ..UnpackOptions::default() };
     let (unpacked, pending) = unpack_layer(fs_err::File::open(layer)?, &expected, into, &options)?;
-    pending.finish(&MergedLayers::default())?;
+    pending.finish(&MergedLayers::default(), &options.progress)?;
     Ok(unpacked)
 }
 

@@ -26,6 +26,14 @@ impl NodeIndex {
         NodeIndex { shards: vec![IndexShard::default(); SHARDS] }
     }
 
+    /// An index that has room for so many nodes.
+    pub(super) fn with_capacity(nodes: usize) -> NodeIndex {
+        // Hashes do not spread evenly: a tenth more than the share of a table.
+        let share = nodes / SHARDS + nodes / SHARDS / 10;
+        let slots = if nodes == 0 { Vec::new() } else { vec![EMPTY; share * 5 / 4 + FIRST_SIZE] };
+        NodeIndex { shards: vec![IndexShard { slots, used: 0 }; SHARDS] }
+    }
+
     /// Bytes of memory.
     pub(super) fn memory(&self) -> usize {
         self.shards.iter().map(|shard| shard.slots.len() * size_of::<u32>()).sum()

@@ -26,6 +26,8 @@ pub(super) struct NameArena<S> {
     /// Pieces in memory; those before are in the file.
     chunks: Vec<Vec<u8>>,
     spilled_chunks: usize,
+    /// Bytes of a piece that is not full, while it waits in the file.
+    parked: usize,
     spilled: RefCell<SpilledNames<S>>,
     /// A name of this hash, or [`NONE`].
     recent: Vec<u32>,
@@ -38,6 +40,7 @@ impl<S: ErofsScratch> NameArena<S> {
         NameArena {
             chunks: Vec::new(),
             spilled_chunks: 0,
+            parked: 0,
             spilled: RefCell::new(SpilledNames { scratch, pages: Vec::new(), error: None }),
             recent: vec![NONE; RECENT],
             hasher: RandomState::new(),
@@ -45,8 +48,13 @@ impl<S: ErofsScratch> NameArena<S> {
     }
 
     /// Bytes of memory that [`NameArena::spill`] can free.
-    pub(super) fn memory(&self) -> usize {
+    pub(super) fn text_memory(&self) -> usize {
         self.chunks.len() * CHUNK
+    }
+
+    /// Bytes of memory.
+    pub(super) fn memory(&self) -> usize {
+        self.text_memory() + self.recent.len() * size_of::<u32>()
     }
 
     /// Whether there may be no room for one more text.
@@ -66,9 +74,35 @@ impl<S: ErofsScratch> NameArena<S> {
         Ok(())
     }
 
-    /// Releases descriptors until the next text is read.
+    /// Moves all of it to the temporary file, until [`NameArena::unpark`].
+    pub(super) fn park(&mut self) -> io::Result<()> {
+        self.spill()?;
+        if let Some(chunk) = self.chunks.pop() {
+            self.spilled.get_mut().scratch.write_at((self.spilled_chunks * CHUNK) as u64, &chunk)?;
+            self.parked = chunk.len();
+        }
+        (self.chunks, self.recent) = (Vec::new(), Vec::new());
+        Ok(())
+    }
+
+    /// Reads the piece that is not full, so that texts can be added.
+    pub(super) fn unpark(&mut self) -> io::Result<()> {
+        if self.parked > 0 {
+            let mut chunk = Vec::with_capacity(CHUNK);
+            chunk.resize(std::mem::take(&mut self.parked), 0);
+            let at = (self.spilled_chunks * CHUNK) as u64;
+            self.spilled.get_mut().scratch.read_exact_at(&mut chunk, at)?;
+            self.chunks.push(chunk);
+        }
+        self.recent = vec![NONE; RECENT];
+        Ok(())
+    }
+
+    /// Releases descriptors and what was read ahead, until the next text is read.
     pub(super) fn close(&mut self) {
-        self.spilled.get_mut().scratch.close();
+        let spilled = self.spilled.get_mut();
+        spilled.scratch.close();
+        spilled.pages = Vec::new();
     }
 
     /// The first error of the temporary file since the last call.

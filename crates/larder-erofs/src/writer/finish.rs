@@ -52,7 +52,7 @@ impl<O: ErofsOutput> ErofsWriter<O> {
         if let Some(file) = &self.file {
             return Err(file.incomplete());
         }
-        self.resolve_links()?;
+        self.resolve_links(&|| false)?;
         let lower_links = self.lower_links().count() as u64;
         self.tree.seal();
         let ErofsWriter { mut to, tree, blocks, .. } = self;

@@ -1,5 +1,6 @@
 //! Hard links, also to files that come later, or that only a lower layer has.
 
+use crate::chunked::{FileRecord, u32_at};
 use crate::error::{EntryProblem, ErofsError};
 use crate::output::ErofsOutput;
 use crate::paths::{clean, join, split};
@@ -11,10 +12,23 @@ use super::{EntryPlace, ErofsWriter};
 const MAX_CHAIN: u32 = 40;
 
 /// A hard link whose target was not there when it came.
+#[derive(Clone, Copy)]
 pub(super) struct PendingLink {
     node: NodeId,
     /// Place of its path: clean, without a `/` at its beginning.
     target: u32,
+}
+
+impl FileRecord for PendingLink {
+    const SIZE: usize = 8;
+
+    fn encode(self, to: &mut Vec<u8>) {
+        [self.node, self.target].iter().for_each(|field| to.extend(field.to_le_bytes()));
+    }
+
+    fn decode(bytes: &[u8]) -> PendingLink {
+        PendingLink { node: u32_at(bytes, 0), target: u32_at(bytes, 1) }
+    }
 }
 
 /// A hard link to a file that the layer does not have.
@@ -43,12 +57,15 @@ impl<O: ErofsOutput> ErofsWriter<O> {
     /// Makes the hard links whose target came after them. Call it after the last entry; what is left then is in
     /// [`lower_links`](ErofsWriter::lower_links). A caller that copies them
     /// from lower layers ([`copy_file`](ErofsWriter::copy_file)) calls it once more, or leaves that to
-    /// [`finish`](ErofsWriter::finish).
-    pub fn resolve_links(&mut self) -> Result<(), ErofsError> {
+    /// [`finish`](ErofsWriter::finish). Fails with [`ErofsError::Canceled`] soon after `is_canceled` returns true.
+    pub fn resolve_links(&mut self, is_canceled: &dyn Fn() -> bool) -> Result<(), ErofsError> {
         for _ in 0..=MAX_CHAIN {
             let mut progress = false;
             let live = self.tree.live_directories();
-            for number in 0..self.links.len() {
+            for number in self.link_numbers() {
+                if is_canceled() {
+                    return Err(ErofsError::Canceled);
+                }
                 let pending = self.pending(number).filter(|(dir, ..)| live[*dir as usize]);
                 let Some((dir, name, target)) = pending else { continue };
                 let path = join(self.tree.path(dir), &name);
@@ -64,11 +81,24 @@ impl<O: ErofsOutput> ErofsWriter<O> {
 
     /// Hard links to files that have not been added, in the order in which they came.
     pub fn lower_links(&self) -> impl Iterator<Item = LowerLink> + '_ {
-        let live = self.tree.live_directories();
-        (0..self.links.len()).filter_map(move |number| {
-            let (dir, name, target) = self.pending(number)?;
-            live[dir as usize].then(|| LowerLink { path: join(self.tree.path(dir), &name), target })
-        })
+        self.link_numbers().filter_map(|number| self.lower_link(number))
+    }
+
+    /// Numbers of the hard links that came before their targets, in the order in which they came.
+    pub fn link_numbers(&self) -> std::ops::Range<u32> {
+        0..u32::try_from(self.links.len()).unwrap_or(u32::MAX)
+    }
+
+    /// The link of this number; `None` if the layer has its file, or replaced it.
+    pub fn lower_link(&self, number: u32) -> Option<LowerLink> {
+        let (dir, name, target) = self.pending(number)?;
+        self.tree.is_live(dir).then(|| LowerLink { path: join(self.tree.path(dir), &name), target })
+    }
+
+    /// Path of the link of this number, also if it has its file.
+    pub fn link_path(&self, number: u32) -> Vec<u8> {
+        let node = self.tree.node(self.links.get(number).node);
+        join(self.tree.path(node.dir()), &self.tree.name(node))
     }
 
     /// Paths of the directories that no entry has described, relative to the root: their owner, mode and time are those of
@@ -80,10 +110,10 @@ impl<O: ErofsOutput> ErofsWriter<O> {
     }
 
     /// Directory, name and target of a link, unless it was made or replaced.
-    fn pending(&self, number: usize) -> Option<(DirId, Vec<u8>, Vec<u8>)> {
-        let link = &self.links[number];
+    fn pending(&self, number: u32) -> Option<(DirId, Vec<u8>, Vec<u8>)> {
+        let link = self.links.get(number);
         let node = self.tree.node(link.node);
-        let is_pending = node.kind() == NodeKind::PendingLink && node.target as usize == number;
+        let is_pending = node.kind() == NodeKind::PendingLink && node.target == number;
         is_pending.then(|| {
             (node.dir(), self.tree.name(node).into_owned(), self.tree.text(link.target).into_owned())
         })

@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn runs_are_merged() {
-        let mut tree = NameTree::new(Vec::new());
+        let mut tree = NameTree::new(Vec::new(), Vec::new());
         let names: Vec<_> = (0..5000u32).map(|at| at.wrapping_mul(2_654_435_761).to_string()).collect();
         let nodes = names.iter().map(|name| tree.put(ROOT, name.as_bytes(), NodeKind::File, 0, b""));
         let mut nodes: Vec<NodeId> = nodes.collect();

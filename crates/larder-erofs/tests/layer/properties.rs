@@ -4,12 +4,12 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-use larder_erofs::{ErofsOptions, ErofsTime, ErofsWriter};
+use larder_erofs::{ErofsError, ErofsOptions, ErofsTime, ErofsWriter};
 
 use crate::model::{Model, view_of_layer};
 use crate::product_reader::compare_readers;
 use crate::reader::read;
-use crate::script::{ScriptEntry, ScriptKind, hard_link, noise, write, writer};
+use crate::script::{ScriptEntry, ScriptKind, file, hard_link, noise, symlink, write, writer};
 
 /// Few names, so that entries meet.
 fn name() -> impl Strategy<Value = Vec<u8>> {
@@ -142,7 +142,7 @@ proptest! {
         for (at, entry) in entries.iter().enumerate() {
             entry.add_to(&mut writer, [usize::MAX, 1000, 4096][at % 3]).unwrap();
         }
-        writer.resolve_links().unwrap();
+        writer.resolve_links(&|| false).unwrap();
         let links: Vec<_> = writer.lower_links().map(|link| (link.path, link.target)).collect();
         let mut implicit: Vec<_> = writer.implicit_directories().collect();
         implicit.sort();
@@ -204,4 +204,43 @@ fn names_in_a_file_make_an_equal_layer() {
         Ok(())
     });
     outcome.unwrap();
+}
+
+#[test]
+fn a_layer_that_waits_in_files_becomes_an_equal_layer() {
+    let mut runner = TestRunner::new(Config { cases: 8, failure_persistence: None, ..Config::default() });
+    let outcome = runner.run(&(vec(script_entry(), 0..60), 0usize..9_000), |(entries, names)| {
+        let (entries, ..) = accepted(entries);
+        let many = (0..names).map(|at| hard_link(format!("many/{}/{at}", at % 100), format!("x{at}")));
+        let write = |is_parked| {
+            let mut writer = writer();
+            for entry in many.clone().chain(entries.iter().cloned()) {
+                entry.add_to(&mut writer, usize::MAX).unwrap();
+            }
+            writer.resolve_links(&|| false).unwrap();
+            if is_parked {
+                writer.park().unwrap();
+                assert!(writer.memory() < 1000, "{} bytes while it waits", writer.memory());
+                writer.unpark().unwrap();
+            }
+            // Names are found and new ones added, as for files of lower layers.
+            file("many/1/1", "content").add_to(&mut writer, usize::MAX).unwrap();
+            hard_link("linked", "many/1/1").add_to(&mut writer, usize::MAX).unwrap();
+            symlink("new", "many/1").add_to(&mut writer, usize::MAX).unwrap();
+            let links: Vec<_> = writer.lower_links().collect();
+            (writer.finish().unwrap().0, links)
+        };
+        prop_assert!(write(true) == write(false));
+        Ok(())
+    });
+    outcome.unwrap();
+}
+
+#[test]
+fn links_are_resolved_until_the_layer_is_canceled() {
+    let mut writer = writer();
+    hard_link("link", "later").add_to(&mut writer, 1).unwrap();
+    file("later", "").add_to(&mut writer, 1).unwrap();
+    assert!(matches!(writer.resolve_links(&|| true), Err(ErofsError::Canceled)));
+    assert_eq!(writer.lower_links().count(), 1);
 }

@@ -373,7 +373,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Cancels the unpacking when the pull is dropped.
-struct CancelUnpackOnDrop(Arc<UnpackProgress>);
+pub(super) struct CancelUnpackOnDrop(pub(super) Arc<UnpackProgress>);
 
 impl Drop for CancelUnpackOnDrop {
     fn drop(&mut self) {

@@ -7,14 +7,14 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::StorePuller;
 use super::error::PullError;
-use super::fetch_layer::{LayerSource, StagedLayer};
+use super::fetch_layer::{CancelUnpackOnDrop, LayerSource, StagedLayer};
 use super::plan::PlannedLayer;
 use super::pull_tasks::PullTaskHandle;
 use super::spans::merge_span;
 use crate::erofs::digest::LayerCheck;
 use crate::store::layer_check::check_layer_file;
 use crate::store::{LayerHandle, LayerKey, LayerMetadata};
-use crate::unpack::{MergedLayers, UnpackError, UnpackedLayer, fits_lowers};
+use crate::unpack::{MergedLayers, UnpackError, UnpackProgress, UnpackedLayer, fits_lowers};
 
 impl StorePuller {
     /// Gives an unpacked layer what it takes from those below, and moves it to its place.
@@ -28,6 +28,8 @@ impl StorePuller {
         let StagedLayer { staging, unpacked, file, source, blob } = staged;
         let (planned_layer, lowers) = (planned.clone(), below.to_vec());
         let permit = if unpacked.pending.is_empty() { None } else { Some(self.permit_lowers(below).await?) };
+        let progress = Arc::<UnpackProgress>::default();
+        let _cancel = CancelUnpackOnDrop(Arc::clone(&progress));
         // The thread owns the directory, as during unpacking.
         let merge = move || {
             let failed = |cause| unpack_error(&planned_layer, cause);
@@ -37,10 +39,10 @@ impl StorePuller {
                 Some(_) => lowers.len(),
             };
             if unpacked.pending.cross_layer_links > 0 {
-                check_content(&lowers).map_err(failed)?;
+                check_content(&lowers, &progress).map_err(failed)?;
             }
             let lowers = open_lowers(&lowers, visible).map_err(failed)?;
-            let file = file.finish(&lowers).map_err(failed)?;
+            let file = file.finish(&lowers, &progress).map_err(failed)?;
             let id = if file.changed { &planned_layer.chain_id } else { &planned_layer.diff_id };
             let (key, facts) = (LayerKey::from(id), metadata_of(&planned_layer, &unpacked));
             let layer = staging.finish(&key, facts, file.file, &blob)?;
@@ -90,8 +92,11 @@ fn unpack_error(planned: &PlannedLayer, cause: UnpackError) -> PullError {
 }
 
 /// Fails if a layer is damaged: its bytes would be copied under a digest that covers the damage.
-fn check_content(layers: &[LayerHandle]) -> Result<(), UnpackError> {
+fn check_content(layers: &[LayerHandle], progress: &UnpackProgress) -> Result<(), UnpackError> {
     for layer in layers {
+        if progress.is_canceled() {
+            return Err(UnpackError::Canceled);
+        }
         let damage = check_layer_file(layer.record(), layer.path(), LayerCheck::Content);
         if let Some(damage) = damage.map_err(|error| UnpackError::file("read", layer.path(), error))? {
             let cause = io::Error::new(io::ErrorKind::InvalidData, damage);

@@ -52,7 +52,7 @@ pub fn write_erofs_disk(files: impl Read, id: &Digest, path: &Path) -> Result<()
     let (mut disk, _) = PendingLayer::read(&mut archive, path, form, &options)?;
     archive.read_rest()?;
     disk.pause()?;
-    disk.finish(&MergedLayers::default()).map(drop)
+    disk.finish(&MergedLayers::default(), &options.progress).map(drop)
 }
 
 /// Writes the files below a directory, which exists and is empty. No name leads out of it. Without root, the files belong to

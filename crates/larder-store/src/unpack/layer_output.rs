@@ -5,13 +5,14 @@ use std::io;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 use larder_erofs::ErofsOutput;
 
-use super::UnpackOptions;
 use super::scratch_file::ScratchFile;
 use super::write_behind::WriteBehind;
+use super::{UnpackOptions, UnpackProgress};
 use crate::disk::{DiskSpace, SpaceReserve};
 use crate::erofs::ErofsFile;
 use crate::erofs::digest::PieceHasher;
@@ -36,6 +37,17 @@ pub(super) struct LayerOutput {
     unseen: usize,
     /// Temporary files so far.
     scratch_files: u32,
+    progress: Arc<UnpackProgress>,
+}
+
+/// The layer is no longer wanted.
+#[derive(Debug, thiserror::Error)]
+#[error("writing the layer was canceled")]
+struct WriteCanceled;
+
+/// Returns true for the error of a write that was canceled.
+pub(super) fn is_cancellation(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|cause| cause.is::<WriteCanceled>())
 }
 
 impl LayerOutput {
@@ -55,7 +67,13 @@ impl LayerOutput {
             reserve: options.reserve.clone(),
             unseen: 0,
             scratch_files: 0,
+            progress: options.progress.clone(),
         })
+    }
+
+    /// Changes where the wish to stop comes from.
+    pub(super) fn set_progress(&mut self, progress: Arc<UnpackProgress>) {
+        self.progress = progress;
     }
 
     fn open(&mut self) -> io::Result<&File> {
@@ -135,6 +153,9 @@ impl ErofsOutput for LayerOutput {
     }
 
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if self.progress.is_canceled() {
+            return Err(io::Error::other(WriteCanceled));
+        }
         self.hasher.update(bytes);
         let mut rest = bytes;
         while self.until_aligned() <= rest.len() {

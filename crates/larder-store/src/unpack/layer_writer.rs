@@ -4,7 +4,10 @@
 //! shows the nearest layer's owner and mode of a directory, so those that the archive only implied get what the layer has
 //! that really contains them. Until then, the layer is a [`PendingLayer`].
 
+use std::collections::HashMap;
+use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use larder::reference::Digest;
 use larder_erofs::{
@@ -18,19 +21,22 @@ use super::beneath::{path_of, split};
 use super::implied_directories::{MAX_IMPLIED_PATHS, append_implied, directory_of};
 use super::layer::{PendingLowerWork, UnpackedLayer};
 use super::layer_memory::LayerMemoryShare;
-use super::layer_output::LayerOutput;
-use super::merged_layers::MergedLayers;
+use super::layer_output::{LayerOutput, is_cancellation};
+use super::merged_layers::{MergedEntry, MergedLayers};
 use super::metadata::Xattrs;
 use super::stream::{BufferSource, TarStream};
-use super::{DetectedCompression, EntryRefusal, ExpectedLayer, UnpackError, UnpackOptions};
+use super::{
+    DetectedCompression, EntryRefusal, ExpectedLayer, LayerDownload, UnpackError, UnpackOptions,
+    UnpackProgress,
+};
 use crate::erofs::ErofsFile;
 
 /// Longest text of a symbolic link, in bytes.
 const MAX_SYMLINK: u32 = 4095;
 /// Permissions of a directory that the archive only implied, unless a lower layer has it.
 const IMPLIED_MODE: u32 = 0o755;
-/// Paths and targets of hard links to files of lower layers, in bytes: all are in memory while the files are copied.
-const MAX_LINK_PATHS: usize = 16 << 20;
+/// Bytes of memory for a file that hard links of the layer keep although the layer hides it.
+const HIDDEN_FILE_BYTES: usize = 48;
 
 /// A layer with all its data, whose directories are not written yet.
 pub struct PendingLayer {
@@ -40,7 +46,17 @@ pub struct PendingLayer {
     archive_record: Option<PathBuf>,
     max_directories: u32,
     memory: LayerMemoryShare,
+    /// Bytes of memory that it needs again, if it waits in files.
+    parked: Option<usize>,
+    /// See [`PendingLayer::needs_nearest_only`].
+    needs_nearest_only: bool,
+    download: Option<LayerDownload>,
+    progress: Arc<UnpackProgress>,
+    hidden_files: HiddenFiles,
 }
+
+/// Files of lower layers that this layer hides and links to, by layer and inode, with the number of the first link.
+type HiddenFiles = HashMap<(usize, u64), u32>;
 
 /// A complete layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -108,6 +124,11 @@ impl PendingLayer {
             archive_record: options.archive_record.clone(),
             max_directories: options.limits.max_directories,
             memory: options.layer_memory.share(),
+            parked: None,
+            needs_nearest_only: false,
+            download: options.download.clone(),
+            progress: options.progress.clone(),
+            hidden_files: HiddenFiles::new(),
         };
         while let Some(entry) = archive.next()? {
             layer.add(&entry, archive)?;
@@ -144,10 +165,7 @@ impl PendingLayer {
             xattrs: &entry.xattrs,
         });
         added.map_err(|error| writer_error(&self.path, error))?;
-        if !self.memory.resize(self.writer.tree_bytes()) {
-            self.writer.spill_names().map_err(|error| writer_error(&self.path, error))?;
-            self.memory.resize(self.writer.tree_bytes());
-        }
+        self.bound_memory()?;
         let limit = u64::from(self.max_directories);
         if self.writer.directory_count() as u64 > limit {
             return Err(UnpackError::over(limit, "directories"));
@@ -166,47 +184,101 @@ impl PendingLayer {
         }
     }
 
+    /// Keeps the layer within the memory of all layers: moves names to a file, and waits if that is not enough.
+    fn bound_memory(&mut self) -> Result<(), UnpackError> {
+        if self.memory.resize(self.bytes()) {
+            return Ok(());
+        }
+        self.writer.spill_names().map_err(|error| writer_error(&self.path, error))?;
+        if self.memory.resize(self.bytes()) {
+            return Ok(());
+        }
+        // Other layers may wait for this one: that must not depend on a registry.
+        if let Some(download) = &self.download {
+            download.wait().map_err(UnpackError::Read)?;
+        }
+        self.wait_for_memory(self.bytes())
+    }
+
+    fn bytes(&self) -> usize {
+        self.writer.memory() + self.hidden_files.capacity() * HIDDEN_FILE_BYTES
+    }
+
+    fn wait_for_memory(&mut self, bytes: usize) -> Result<(), UnpackError> {
+        if !self.memory.wait(bytes, || self.progress.is_canceled()) {
+            return Err(UnpackError::Canceled);
+        }
+        self.progress.set_exceeds_memory(self.memory.may_exceed());
+        Ok(())
+    }
+
     /// Ends the data, and says what depends on the layers below.
     pub(super) fn pause(&mut self) -> Result<PendingLowerWork, UnpackError> {
-        self.writer.resolve_links().map_err(|error| writer_error(&self.path, error))?;
-        let (mut cross_layer_links, mut link_bytes) = (0, 0);
-        for link in self.writer.lower_links() {
-            cross_layer_links += 1;
-            link_bytes += link.path.len() + link.target.len();
-            if link_bytes > MAX_LINK_PATHS {
-                let reason =
-                    format!("paths of hard links to lower layers need more than {MAX_LINK_PATHS} bytes");
-                return Err(UnpackError::Unsupported { reason });
-            }
-        }
-        self.writer.close_scratch();
+        self.resolve_links()?;
+        let cross_layer_links = self.writer.lower_links().count() as u64;
         let paused = self.writer.output_mut().pause();
         paused.map_err(|error| UnpackError::file("write", &self.path, error))?;
-        let (mut implicit_dirs, mut path_bytes) = (0, 0);
+        let (mut implicit_dirs, mut path_bytes, mut only_root) = (0, 0, true);
         for path in self.writer.implicit_directories() {
             implicit_dirs += 1;
             path_bytes += path.len();
+            only_root &= path.is_empty();
             if path_bytes > MAX_IMPLIED_PATHS {
                 let reason = format!("paths of implied directories need more than {MAX_IMPLIED_PATHS} bytes");
                 return Err(UnpackError::Unsupported { reason });
             }
         }
+        self.needs_nearest_only = only_root && cross_layer_links == 0;
+        self.leave_memory()?;
         Ok(PendingLowerWork { implicit_dirs, cross_layer_links })
+    }
+
+    /// Returns what the layer has of the memory, unless it fits there: it may wait for long.
+    fn leave_memory(&mut self) -> Result<(), UnpackError> {
+        self.memory.release();
+        self.progress.set_exceeds_memory(false);
+        let bytes = self.bytes();
+        if !self.memory.resize(bytes) {
+            self.writer.park().map_err(|error| writer_error(&self.path, error))?;
+            self.parked = Some(bytes);
+        }
+        self.writer.close_scratch();
+        Ok(())
+    }
+
+    fn resolve_links(&mut self) -> Result<(), UnpackError> {
+        let progress = &self.progress;
+        let resolved = self.writer.resolve_links(&|| progress.is_canceled());
+        resolved.map_err(|error| writer_error(&self.path, error))
+    }
+
+    fn check_canceled(&self) -> Result<(), UnpackError> {
+        if self.progress.is_canceled() { Err(UnpackError::Canceled) } else { Ok(()) }
     }
 
     /// Whether the nearest layer below is all that [`finish`](PendingLayer::finish) looks at: only the root is implied, and each
     /// layer has the root's metadata.
     pub fn needs_nearest_only(&self) -> bool {
-        self.writer.implicit_directories().all(|path| path.is_empty())
-            && self.writer.lower_links().next().is_none()
+        self.needs_nearest_only
     }
 
-    /// Completes the layer on those below.
-    pub fn finish(mut self, lowers: &MergedLayers) -> Result<FinishedLayer, UnpackError> {
+    /// Completes the layer on those below. `progress` carries the wish to stop.
+    pub fn finish(
+        mut self,
+        lowers: &MergedLayers,
+        progress: &Arc<UnpackProgress>,
+    ) -> Result<FinishedLayer, UnpackError> {
+        (self.progress, self.download) = (Arc::clone(progress), None);
+        self.writer.output_mut().set_progress(Arc::clone(progress));
+        if let Some(bytes) = self.parked.take() {
+            self.wait_for_memory(bytes)?;
+            self.writer.unpark().map_err(|error| writer_error(&self.path, error))?;
+        }
         // Before the directories: a copy may imply one.
         let mut changed = self.copy_lower_files(lowers)?;
         let implied: Vec<Vec<u8>> = self.writer.implicit_directories().collect();
         for path in &implied {
+            self.check_canceled()?;
             let model = directory_of(lowers, path)
                 .map_err(|error| UnpackError::file("inspect in the layers below", path_of(path), error))?;
             if let Some((inode, xattrs)) = &model {
@@ -215,7 +287,7 @@ impl PendingLayer {
         }
         let finished = self.writer.finish().map_err(|error| writer_error(&self.path, error))?;
         let mut file = finished.0;
-        let failed = |error| UnpackError::file("write", &self.path, error);
+        let failed = |error| output_error(&self.path, error);
         if let Some(record) = &self.archive_record {
             append_record(&mut file, record).and_then(|()| remove_record(record)).map_err(failed)?;
         }
@@ -227,24 +299,29 @@ impl PendingLayer {
     /// Makes the hard links to files of the layers below: a file gets a copy in this layer, as an overlay makes one. Returns
     /// whether there are any.
     fn copy_lower_files(&mut self, lowers: &MergedLayers) -> Result<bool, UnpackError> {
-        let links: Vec<LowerLink> = self.writer.lower_links().collect();
-        for link in &links {
+        let mut has_links = false;
+        for number in self.writer.link_numbers() {
+            self.check_canceled()?;
+            let Some(link) = self.writer.lower_link(number) else { continue };
+            has_links = true;
             let target = self.writer.resolve_path(&link.target);
             let target = target.map_err(|error| writer_error(&self.path, error))?;
             // A target that is itself such a link is resolved with it.
             if self.writer.view(&target) != OverlayView::Own {
-                self.copy_lower_file(link, &target, lowers)?;
+                self.link_to_lower_file(number, &link, &target, lowers)?;
             }
         }
-        self.writer.resolve_links().map_err(|error| writer_error(&self.path, error))?;
+        self.hidden_files = HiddenFiles::new();
+        self.resolve_links()?;
         match self.writer.lower_links().next() {
             Some(link) => Err(UnpackError::refused(&link.path, EntryRefusal::LinkTarget)),
-            None => Ok(!links.is_empty()),
+            None => Ok(has_links),
         }
     }
 
-    fn copy_lower_file(
+    fn link_to_lower_file(
         &mut self,
+        number: u32,
         link: &LowerLink,
         target: &[u8],
         lowers: &MergedLayers,
@@ -257,20 +334,38 @@ impl PendingLayer {
         if found.inode.is_directory() {
             return Err(UnpackError::refused(&link.path, EntryRefusal::LinkToDirectory));
         }
-        let view = self.writer.view(&found.path);
-        // The layer hides the file after it has linked to it: the link is the file's only name.
-        let path = if view == OverlayView::Hidden { &link.path } else { &found.path };
-        if view != OverlayView::Own {
-            let lower = lowers.layer(found.layer);
-            let copied = self.writer.copy_file(path, lower, &found.inode);
-            copied.map_err(|error| writer_error(&self.path, error))?;
+        match self.writer.view(&found.path) {
+            OverlayView::Own => self.hard_link(&link.path, &found.path),
+            OverlayView::Lower => {
+                self.copy_file(&found.path, &found, lowers)?;
+                self.hard_link(&link.path, &found.path)
+            }
+            // The layer hides the file after it has linked to it: its links are the file's only names.
+            OverlayView::Hidden => match self.hidden_files.get(&(found.layer, found.inode.nid)) {
+                Some(first) => self.hard_link(&link.path, &self.writer.link_path(*first)),
+                None => {
+                    self.hidden_files.insert((found.layer, found.inode.nid), number);
+                    self.copy_file(&link.path, &found, lowers)
+                }
+            },
         }
-        if view == OverlayView::Hidden {
-            return Ok(());
-        }
+    }
+
+    fn copy_file(
+        &mut self,
+        path: &[u8],
+        found: &MergedEntry,
+        lowers: &MergedLayers,
+    ) -> Result<(), UnpackError> {
+        let copied = self.writer.copy_file(path, lowers.layer(found.layer), &found.inode);
+        copied.map_err(|error| writer_error(&self.path, error))?;
+        self.bound_memory()
+    }
+
+    fn hard_link(&mut self, path: &[u8], target: &[u8]) -> Result<(), UnpackError> {
         let made = self.writer.add(&ErofsEntry {
-            path: &link.path,
-            kind: ErofsEntryKind::HardLink { target: &found.path },
+            path,
+            kind: ErofsEntryKind::HardLink { target },
             mode: 0,
             uid: 0,
             gid: 0,
@@ -310,7 +405,8 @@ impl std::fmt::Debug for PendingLayer {
 /// Converts an error of the writer, and names the entry.
 pub(super) fn writer_error(layer: &Path, error: ErofsError) -> UnpackError {
     match error {
-        ErofsError::Output(cause) => UnpackError::file("write", layer, cause),
+        ErofsError::Output(cause) => output_error(layer, cause),
+        ErofsError::Canceled => UnpackError::Canceled,
         ErofsError::LowerLayer(cause) => UnpackError::file("copy a file of a lower layer to", layer, cause),
         ErofsError::Rejected { path, problem } => match refusal_of(problem) {
             Some(reason) => UnpackError::Refused { path, reason },
@@ -318,6 +414,11 @@ pub(super) fn writer_error(layer: &Path, error: ErofsError) -> UnpackError {
         },
         other => UnpackError::Unsupported { reason: other.to_string() },
     }
+}
+
+/// Converts an error of the layer's file.
+fn output_error(layer: &Path, cause: io::Error) -> UnpackError {
+    if is_cancellation(&cause) { UnpackError::Canceled } else { UnpackError::file("write", layer, cause) }
 }
 
 /// Returns the refusal for an entry that no filesystem takes.

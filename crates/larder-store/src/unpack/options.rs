@@ -23,7 +23,8 @@ pub struct UnpackOptions {
     pub reserve: Option<SpaceReserve>,
     /// Waits until all compressed bytes are local, before memory is taken that other layers wait for. Default: they are.
     pub download: Option<LayerDownload>,
-    /// Memory for the names of layers, which all share that are written at the same time. Default 48 MiB in this process.
+    /// Memory for names and directories, which all layers share that are written or wait for their lowers. Default 48 MiB in
+    /// this process.
     pub layer_memory: LayerMemory,
     /// A new file for what the archive has beside the content of files, so that it can be written again. The layer's file takes
     /// it over. Default: none.
@@ -132,6 +133,7 @@ pub struct UnpackProgress {
     plain: AtomicU64,
     entries: AtomicU64,
     canceled: AtomicBool,
+    exceeds_memory: AtomicBool,
 }
 
 impl UnpackProgress {
@@ -150,7 +152,7 @@ impl UnpackProgress {
         self.entries.load(Ordering::Relaxed)
     }
 
-    /// Makes the unpacking end soon, with [`super::UnpackError::Canceled`]. It is noticed at every entry and every
+    /// Makes the unpacking or the merge end soon, with [`super::UnpackError::Canceled`]. It is noticed at every entry and every
     /// buffer; a `read` of the compressed bytes that blocks is the caller's to end.
     pub fn cancel(&self) {
         self.canceled.store(true, Ordering::Relaxed);
@@ -159,6 +161,15 @@ impl UnpackProgress {
     /// Returns true once the unpacking was canceled.
     pub(crate) fn is_canceled(&self) -> bool {
         self.canceled.load(Ordering::Relaxed)
+    }
+
+    /// True while the layer may exceed the memory that all layers share: others may wait for it, so it waits for none.
+    pub(super) fn exceeds_memory(&self) -> bool {
+        self.exceeds_memory.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_exceeds_memory(&self, exceeds: bool) {
+        self.exceeds_memory.store(exceeds, Ordering::Relaxed);
     }
 
     pub(super) fn set_compressed(&self, bytes: u64) {

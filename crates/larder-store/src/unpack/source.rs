@@ -121,6 +121,11 @@ impl<R: Read> CompressedReader<R> {
         Err(io::ErrorKind::Other.into())
     }
 
+    /// True while the layer may exceed the memory that all layers share.
+    pub(super) fn exceeds_memory(&self) -> bool {
+        self.progress.exceeds_memory()
+    }
+
     pub(super) fn is_canceled(&self) -> bool {
         self.progress.is_canceled()
     }

@@ -3,7 +3,8 @@
 //! The header of a frame has the size of its window, which is memory of the decoder. Small windows, as all usual levels have
 //! them, are free. Larger ones share [`LARGE_WINDOWS`]: a frame that does not fit waits until others have ended. A decoder
 //! gives up what it has before it waits, so two of them never wait for each other. It takes memory only once its layer is
-//! downloaded, so how long others wait does not depend on a registry.
+//! downloaded, so how long others wait does not depend on a registry. A layer that has the right to exceed the memory of all
+//! layers does not wait: the others may hold windows while they wait for that right.
 
 use std::io::{self, BufRead as _, Read};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -48,11 +49,17 @@ impl WindowMemory {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the memory of a window; all of it for one that is larger. `None` once `is_canceled` returns true.
-    fn acquire(&'static self, window: u64, is_canceled: impl Fn() -> bool) -> Option<WindowShare> {
+    /// Waits for the memory of a window; all of it for one that is larger. Waits no longer than until `has_priority` returns
+    /// true. `None` once `is_canceled` returns true.
+    fn acquire(
+        &'static self,
+        window: u64,
+        has_priority: impl Fn() -> bool,
+        is_canceled: impl Fn() -> bool,
+    ) -> Option<WindowShare> {
         let bytes = window.min(self.total);
         let mut taken = self.taken();
-        while *taken + bytes > self.total {
+        while *taken + bytes > self.total && !has_priority() {
             if is_canceled() {
                 return None;
             }
@@ -117,7 +124,8 @@ impl<R: Read> ZstdReader<R> {
         if needed > 0 {
             // A slow registry must not hold what other layers wait for.
             self.source.wait_for_download()?;
-            let share = LARGE_WINDOWS.acquire(needed, || self.source.is_canceled());
+            let share =
+                LARGE_WINDOWS.acquire(needed, || self.source.exceeds_memory(), || self.source.is_canceled());
             self.share = Some(share.ok_or_else(|| self.source.cancel())?);
         }
         let mut decoder = Decoder::new()?;
@@ -211,11 +219,16 @@ mod tests {
     #[test]
     fn windows_wait_until_they_fit_and_a_canceled_layer_does_not() {
         static MEMORY: WindowMemory = WindowMemory::new(100);
-        let first = MEMORY.acquire(60, || false).unwrap();
-        let second = MEMORY.acquire(40, || false).unwrap();
-        assert!(MEMORY.acquire(1, || true).is_none());
+        let first = MEMORY.acquire(60, || false, || false).unwrap();
+        let second = MEMORY.acquire(40, || false, || false).unwrap();
+        assert!(MEMORY.acquire(1, || false, || true).is_none());
+        assert_eq!(
+            MEMORY.acquire(50, || true, || false).unwrap().bytes,
+            50,
+            "others may wait for this layer"
+        );
         drop(first);
-        let large = std::thread::spawn(|| MEMORY.acquire(1000, || false).unwrap().bytes);
+        let large = std::thread::spawn(|| MEMORY.acquire(1000, || false, || false).unwrap().bytes);
         drop(second);
         assert_eq!(large.join().unwrap(), 100);
         assert_eq!(*MEMORY.taken(), 0);

@@ -1,6 +1,7 @@
 //! One test for each kind of damage: found, named, and put right as far as it can be.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use larder_store::fsck::{FsckOptions, FsckReport, MissingContent, RepairState, StoreDamage};
 use larder_store::mounts::{MountError, MountOptions};
@@ -43,7 +44,7 @@ pub(crate) fn unpacked_entries(
     };
     let file = staging.dir().join(LAYER_FILE);
     let (_, layer) = unpack_layer(&archive[..], &expected, &file, &UnpackOptions::default()).unwrap();
-    let layer = layer.finish(&MergedLayers::default()).unwrap();
+    let layer = layer.finish(&MergedLayers::default(), &Arc::default()).unwrap();
     let blob = blob(&facts);
     staging.finish(&LayerKey::from(&diff_id), facts, layer.file, &blob).unwrap()
 }

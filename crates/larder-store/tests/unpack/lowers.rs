@@ -2,11 +2,12 @@
 
 use std::io::Read as _;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use larder_erofs::{ErofsInode, InodeKind};
 use larder_store::unpack::{
     EntryRefusal, ExpectedLayer, FinishedLayer, LayerMemory, LayerReader, MergedLayers, PendingLayer,
-    UnpackError, UnpackOptions, UnpackedLayer, open_layer, unpack_layer,
+    UnpackError, UnpackOptions, UnpackProgress, UnpackedLayer, open_layer, unpack_layer,
 };
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 
@@ -36,7 +37,7 @@ impl Stack {
         let expected = ExpectedLayer { digest: None, size: None, diff_id: &diff_id };
         let file = self.dir.path().join(self.files.len().to_string());
         let (_, pending) = unpack_layer(&archive[..], &expected, &file, &UnpackOptions::default())?;
-        let finished = pending.finish(&self.merged())?;
+        let finished = pending.finish(&self.merged(), &Arc::default())?;
         self.files.push(file);
         Ok(finished)
     }
@@ -236,9 +237,50 @@ fn attributes_that_a_layer_leaves_out_are_counted() {
 }
 
 #[test]
-fn layers_that_wait_for_their_lowers_share_the_memory_for_names() {
-    let memory = LayerMemory::new(4 << 20);
-    let options = UnpackOptions { layer_memory: memory, ..UnpackOptions::default() };
+fn links_to_one_hidden_file_of_a_lower_layer_are_one_file() {
+    let mut stack = Stack::new();
+    let below = [
+        TarBuilderEntry::file("file", "content").owner(3, 4),
+        TarBuilderEntry::hard_link("same", "file"),
+        TarBuilderEntry::file("other", "content"),
+    ];
+    stack.push(below.to_vec()).unwrap();
+    let above = vec![
+        TarBuilderEntry::hard_link("a", "file"),
+        TarBuilderEntry::hard_link("b", "file"),
+        TarBuilderEntry::hard_link("c", "same"),
+        TarBuilderEntry::hard_link("d", "other"),
+        TarBuilderEntry::file(".wh.file", ""),
+        TarBuilderEntry::file(".wh.same", ""),
+        TarBuilderEntry::file(".wh.other", ""),
+    ];
+    stack.push(above).unwrap();
+    let [a, b, c, d] = ["a", "b", "c", "d"].map(|path| stack.inode(path));
+    assert_eq!((a.nid, b.nid, a.nlink, a.uid), (c.nid, c.nid, 3, 3));
+    assert!(d.nid != a.nid && d.nlink == 1);
+}
+
+#[test]
+fn a_merge_ends_soon_after_it_is_canceled() {
+    let mut stack = Stack::new();
+    stack.push(vec![TarBuilderEntry::file("file", "content")]).unwrap();
+    let entries = (0..100).map(|number| TarBuilderEntry::hard_link(format!("link{number}"), "file"));
+    let archive = TarBuilder::new().extend(entries).finish();
+    let diff_id = digest(&archive);
+    let expected = ExpectedLayer { digest: None, size: None, diff_id: &diff_id };
+    let path = stack.dir.path().join("canceled");
+    let (_, pending) = unpack_layer(&archive[..], &expected, &path, &UnpackOptions::default()).unwrap();
+    let progress = Arc::<UnpackProgress>::default();
+    progress.cancel();
+    let error = pending.finish(&stack.merged(), &progress).unwrap_err();
+    assert!(matches!(error, UnpackError::Canceled), "{error:?}");
+}
+
+#[test]
+fn layers_that_wait_for_their_lowers_share_the_memory() {
+    let limit = 4 << 20;
+    let memory = LayerMemory::new(limit);
+    let options = UnpackOptions { layer_memory: memory.clone(), ..UnpackOptions::default() };
     let names =
         (0..20_000).map(|number| TarBuilderEntry::file(format!("a-name-of-some-length-{number}"), ""));
     let archive = TarBuilder::new().extend(names).finish();
@@ -252,8 +294,10 @@ fn layers_that_wait_for_their_lowers_share_the_memory_for_names() {
         let names = fs_err::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name());
         names.filter(|name| name.to_string_lossy().contains("scratch")).count()
     };
-    assert!(scratch_files() > 8, "names of most layers are in files, inodes of all");
-    let finish = |layer: PendingLayer| layer.finish(&MergedLayers::default()).unwrap().file;
+    assert!(scratch_files() > 8, "most layers wait in files, and inodes of all are there");
+    let used = memory.used();
+    assert!(used > limit / 2 && used <= limit, "{used} bytes");
+    let finish = |layer: PendingLayer| layer.finish(&MergedLayers::default(), &Arc::default()).unwrap().file;
     let expected = finish(unpack("with much memory", &UnpackOptions::default()));
     for layer in waiting {
         assert_eq!(finish(layer), expected);

@@ -9,6 +9,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 
 use larder::reference::Digest;
 use larder_store::unpack::{
@@ -258,7 +259,7 @@ fn merge(dir: &Path, layers: &[OracleLayer]) -> Result<MergedMount, UnpackError>
         let archive = fs_err::File::open(&layer.file).unwrap();
         let (_, pending) = unpack_layer(archive, &expected, &file, &options)?;
         let lowers = files.iter().rev().map(|file| open_layer(file).unwrap()).collect();
-        pending.finish(&MergedLayers::new(lowers).unwrap())?;
+        pending.finish(&MergedLayers::new(lowers).unwrap(), &Arc::default())?;
         mount_layer(&file, &root);
         files.push(file);
         roots.push(root);

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use larder::reference::Digest;
 use larder_store::erofs::ErofsFile;
@@ -113,7 +114,7 @@ impl UnpackDir {
         let record = self.dir.path().join("archive");
         let options = &UnpackOptions { archive_record: Some(record.clone()), ..options.clone() };
         let (unpacked, pending) = unpack_layer(compressed, expected, &self.layer(), options)?;
-        let finished = pending.finish(&MergedLayers::default())?;
+        let finished = pending.finish(&MergedLayers::default(), &Arc::default())?;
         assert!(!record.exists(), "the layer takes it over");
         let written = ErofsFile::of(&self.layer()).unwrap();
         assert_eq!(

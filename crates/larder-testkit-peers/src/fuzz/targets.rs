@@ -96,7 +96,7 @@ fn unpack_on(threads: UnpackThreads, data: &[u8]) -> Option<(UnpackedLayer, Vec<
     let unpacked = unpack_layer(data, &expected, &path, &options);
     let made = unpacked.ok().and_then(|(unpacked, layer)| {
         let alone = MergedLayers::default();
-        layer.finish(&alone).ok()?;
+        layer.finish(&alone, &options.progress).ok()?;
         Some((unpacked, fs_err::read(&path).expect("the layer is there")))
     });
     let mut left = names(dir.path());
