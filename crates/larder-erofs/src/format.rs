@@ -3,8 +3,6 @@
 //! An inode is found by its number: its offset in units of 32 bytes. Layers of this crate have extended inodes only, since
 //! compact ones have no time of their own, and no attributes that inodes share.
 
-use std::io::{self, Read, Seek, SeekFrom};
-
 use crate::error::LayerDamage;
 
 /// Bytes of a block; what a kernel before 6.4 mounts.
@@ -200,14 +198,6 @@ fn crc32c(bytes: &[u8]) -> u32 {
     bytes.iter().fold(u32::MAX, |crc, byte| {
         (0..8).fold(crc ^ u32::from(*byte), |crc, _| (crc >> 1) ^ (0x82F6_3B78 * (crc & 1)))
     })
-}
-
-/// Where the filesystem of a layer ends. What follows in the file is the caller's.
-pub fn filesystem_end(layer: &mut (impl Read + Seek)) -> io::Result<u64> {
-    let mut blocks = [0; 4];
-    layer.seek(SeekFrom::Start((SUPERBLOCK + BLOCKS_OFFSET) as u64))?;
-    layer.read_exact(&mut blocks)?;
-    Ok(u64::from(u32::from_le_bytes(blocks)) * BLOCK as u64)
 }
 
 #[cfg(test)]

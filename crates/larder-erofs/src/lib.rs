@@ -43,7 +43,6 @@ mod xattr;
 
 pub use entry::{ErofsEntry, ErofsEntryKind, ErofsTime};
 pub use error::{EntryProblem, ErofsError, ErofsReadError, LayerDamage};
-pub use format::filesystem_end;
 pub use input::ErofsInput;
 pub use output::{ErofsOutput, ErofsScratch};
 pub use reader::{

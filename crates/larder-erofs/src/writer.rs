@@ -53,8 +53,6 @@ impl Default for ErofsOptions {
 pub struct ErofsSummary {
     /// Bytes of the layer: full blocks.
     pub size: u64,
-    /// Bytes of its end that are metadata: all but the superblock and the data of files.
-    pub metadata_size: u64,
     /// Inodes that have a name.
     pub inodes: u64,
     /// True if the layer hides names of lower layers: it has a whiteout, or an opaque directory.

@@ -26,14 +26,16 @@ const BUFFER: usize = 128 << 10;
 pub(super) struct DirectoryForm {
     /// Files get their owners and exact modes. Else they belong to this process, which can read and remove all of them.
     pub(super) owners: bool,
+    /// Device nodes are made, as far as this process may make them.
+    pub(super) devices: bool,
     /// Whiteouts and opaque directories are those of an overlay. Else there are none.
     pub(super) overlay: Option<OverlayForm>,
 }
 
-/// Attributes that could not be written.
+/// Entries that were left out.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct SkippedMetadata {
-    /// Devices that this process may not make.
+    /// Names of devices that are not wanted, or that this process may not make.
     pub(super) devices: u64,
     /// Extended attributes that this process or the filesystem may not set.
     pub(super) xattrs: u64,
@@ -239,12 +241,22 @@ impl DirectoryWriter {
         let target = clean(&entry.link);
         let (parent, target) = split(&target);
         let parent = self.open(parent)?;
-        linkat(&parent, path_of(target), &self.current, path_of(name), AtFlags::empty())
-            .map_err(|errno| failed("create the hard link", entry, errno))
+        match linkat(&parent, path_of(target), &self.current, path_of(name), AtFlags::empty()) {
+            // Another name of a device that was left out.
+            Err(Errno::NOENT) if self.skipped.devices > 0 => {
+                self.skipped.devices += 1;
+                Ok(())
+            }
+            linked => linked.map_err(|errno| failed("create the hard link", entry, errno)),
+        }
     }
 
     /// A pipe or device.
     fn special(&mut self, name: &[u8], entry: &LayerEntry, kind: FileType) -> Result<(), UnpackError> {
+        if kind != FileType::Fifo && !self.form.devices {
+            self.skipped.devices += 1;
+            return Ok(());
+        }
         let device = if kind == FileType::Fifo { 0 } else { makedev(entry.device.0, entry.device.1) };
         match mknodat(&self.current, path_of(name), kind, Mode::RUSR | Mode::WUSR, device) {
             Err(Errno::PERM) if kind != FileType::Fifo => {

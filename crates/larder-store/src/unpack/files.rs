@@ -3,7 +3,6 @@
 //!
 //! An archive is read as that of a layer, with the same checks; only no digest is known beforehand.
 
-use std::collections::HashMap;
 use std::io::{self, Read};
 use std::path::Path;
 
@@ -12,15 +11,12 @@ use larder_erofs::{ErofsOptions, ErofsWalkEntry};
 
 use super::archive::{LayerArchive, LayerEntry, LayerEntryKind};
 use super::directory_writer::{DirectoryForm, DirectoryWriter, SkippedMetadata};
+use super::first_paths::{self, FirstPaths};
 use super::layer_entries::{EntryData, entry_of};
 use super::layer_writer::{PendingLayer, uuid_of};
-use super::merged_layers::{LayerReader, MergedLayers};
+use super::merged_layers::{LayerReader, MergedEntry, MergedLayers};
 use super::stream::{BufferSource, TarStream, from_reader};
 use super::{OverlayForm, UnpackError, UnpackOptions};
-
-/// Bytes of memory for the first paths of files with several names, and what one takes beside its bytes.
-const MAX_LINK_PATHS: usize = 256 << 20;
-const LINK_BYTES: usize = 64;
 
 /// Entries that [`extract_files`] writes beside plain files. With none of it, a user who can reach the files cannot
 /// become root by them.
@@ -68,21 +64,17 @@ pub fn extract_files(
     let unknown = Digest::sha256(b"");
     let mut archive = LayerArchive::new(TarStream::new(&mut feed, &unknown, &options), &options);
     let owners = rustix::process::geteuid().is_root();
-    let mut writer = DirectoryWriter::new(dir, DirectoryForm { owners, overlay: None })?;
-    let mut skipped = SkippedFiles::default();
+    let mut writer = DirectoryWriter::new(dir, DirectoryForm { owners, devices: wanted.dev, overlay: None })?;
+    let mut suid = 0;
     while let Some(mut entry) = archive.next()? {
-        if !wanted.dev && matches!(entry.kind, LayerEntryKind::CharDevice | LayerEntryKind::BlockDevice) {
-            skipped.devices += 1;
-            continue;
-        }
         // Without root, set-id bits were meant for another owner.
         let is_dropped = (!wanted.suid || !owners) && drop_privileges(&mut entry);
-        skipped.suid += u64::from(is_dropped);
+        suid += u64::from(is_dropped);
         writer.add(&entry, &mut EntryContent(&mut archive))?;
     }
     archive.read_rest()?;
     let SkippedMetadata { devices, xattrs } = writer.finish()?;
-    Ok(SkippedFiles { devices: skipped.devices + devices, xattrs, ..skipped })
+    Ok(SkippedFiles { devices, suid, xattrs })
 }
 
 /// The content of the entry that an archive is at.
@@ -119,19 +111,17 @@ pub(crate) fn extract_layer(
 ) -> Result<(), UnpackError> {
     let unreadable = |error| UnpackError::file("read", "the layer", error);
     let owners = rustix::process::geteuid().is_root();
-    let mut writer = DirectoryWriter::new(dir, DirectoryForm { owners, overlay: Some(overlay) })?;
-    let (mut first_paths, mut left): (HashMap<u64, Vec<u8>>, usize) = (HashMap::new(), MAX_LINK_PATHS);
+    let mut writer =
+        DirectoryWriter::new(dir, DirectoryForm { owners, devices: true, overlay: Some(overlay) })?;
+    let mut first_paths = FirstPaths::default();
     for found in layer.walk().map_err(|error| unreadable(error.into()))? {
         let ErofsWalkEntry { path, inode } = found.map_err(|error| unreadable(error.into()))?;
-        let mut entry = entry_of(layer, &inode, path).map_err(unreadable)?;
-        let may_be_linked = !inode.is_directory() && !inode.is_whiteout() && inode.nlink > 1;
-        if may_be_linked && let Some(first) = first_paths.get(&inode.nid) {
-            (entry.kind, entry.link) = (LayerEntryKind::HardLink, first.clone());
-        } else if may_be_linked {
-            let limit = MAX_LINK_PATHS as u64;
-            let rest = left.checked_sub(entry.path.len() + LINK_BYTES);
-            left = rest.ok_or(UnpackError::over(limit, "bytes of paths with several names"))?;
-            first_paths.insert(inode.nid, entry.path.clone());
+        let mut entry = entry_of(layer, &inode, path.clone()).map_err(unreadable)?;
+        let limit = first_paths::MAX_BYTES as u64;
+        let too_many = |_| UnpackError::over(limit, "bytes of paths with several names");
+        let first = first_paths.of(&MergedEntry { layer: 0, path, inode }).map_err(too_many)?;
+        if let Some(first) = first {
+            (entry.kind, entry.link) = (LayerEntryKind::HardLink, first.to_vec());
         }
         if entry.path.is_empty() {
             entry.path.push(b'.');

@@ -2,7 +2,7 @@
 //!
 //! Nothing is mounted, and nothing but directories is in memory: one level of names for each directory on the way down.
 
-use std::collections::{HashMap, HashSet, btree_set};
+use std::collections::{HashSet, btree_set};
 use std::io::{self, Read as _, Write};
 use std::path::{Path, PathBuf};
 
@@ -11,6 +11,7 @@ use tar_core::{EntryType, HEADER_SIZE, SparseEntry};
 
 use super::archive::{LayerEntry, LayerEntryKind, SparseExtent};
 use super::beneath::path_of;
+use super::first_paths::FirstPaths;
 use super::layer_entries::{EntryData, entry_of};
 use super::merged_layers::{MergedDir, MergedEntry, MergedLayers, MergedName};
 use super::metadata::FileTime;
@@ -25,12 +26,6 @@ const MAX_SPARSE: u64 = (8 << 30) - (1 << 20);
 
 /// Bytes of holes that an archive has as zeros.
 const MAX_ZEROS: u64 = 1 << 30;
-
-/// Bytes of memory for the names of files with several names: two million of usual length.
-const MAX_LINKS: usize = 256 << 20;
-
-/// Bytes that such a name takes beside its text.
-const LINK_BYTES: usize = 64;
 
 /// How an archive has the holes of files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,18 +65,13 @@ pub fn write_merged_files(
     out: &mut dyn Write,
 ) -> Result<(), MergeError> {
     let zeros_left = if holes == HoleEncoding::Zeros { MAX_ZEROS } else { 0 };
-    let (links, entered, buffer) = (HashMap::new(), HashSet::new(), vec![0; BUFFER]);
-    let mut archive =
-        MergedArchive { layers, links, links_left: MAX_LINKS, zeros_left, entered, buffer, out };
-    archive.write_all()
+    let (first_paths, entered, buffer) = (FirstPaths::default(), HashSet::new(), vec![0; BUFFER]);
+    MergedArchive { layers, first_paths, zeros_left, entered, buffer, out }.write_all()
 }
 
 struct MergedArchive<'a> {
     layers: &'a MergedLayers,
-    /// First paths of files with several names, by layer and inode.
-    links: HashMap<(usize, u64), Vec<u8>>,
-    /// Bytes of memory that `links` may still take.
-    links_left: usize,
+    first_paths: FirstPaths,
     /// Bytes of holes that the archive may still have as zeros.
     zeros_left: u64,
     /// Directories by layer and inode. A damaged layer could have one in itself.
@@ -128,17 +118,11 @@ impl MergedArchive<'_> {
     fn add(&mut self, found: &MergedEntry) -> Result<(), MergeError> {
         let layer = self.layers.layer(found.layer);
         let mut entry = at(&found.path, entry_of(layer, &found.inode, found.path.clone()))?;
-        if !found.inode.is_directory() && found.inode.nlink > 1 {
-            let key = (found.layer, found.inode.nid);
-            if let Some(first) = self.links.get(&key) {
-                entry.xattrs.clear();
-                let mut header = at(&found.path, header_of(&entry))?;
-                header.entry_type(EntryType::Link).link_name(first);
-                return self.write(&header.finish_bytes());
-            }
-            let taken = found.path.len() + LINK_BYTES;
-            self.links_left = self.links_left.checked_sub(taken).ok_or(MergeError::TooManyLinks)?;
-            self.links.insert(key, found.path.clone());
+        if let Some(first) = self.first_paths.of(found).map_err(|_| MergeError::TooManyLinks)? {
+            entry.xattrs.clear();
+            let mut header = at(&found.path, header_of(&entry))?;
+            header.entry_type(EntryType::Link).link_name(first);
+            return self.write(&header.finish_bytes());
         }
         match entry.kind {
             LayerEntryKind::File | LayerEntryKind::Sparse(_) => self.add_file(found, entry),

@@ -24,6 +24,7 @@ mod decompress;
 mod directory_writer;
 mod error;
 mod files;
+mod first_paths;
 mod gzip;
 mod implied_directories;
 mod layer;

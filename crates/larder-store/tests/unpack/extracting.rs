@@ -88,3 +88,32 @@ fn merged_files_are_extracted_as_they_are() {
     assert!(!dir.root().join("etc/keep/a").exists(), "the upper layer hides it");
     dir.assert_contained();
 }
+
+/// The merged files of a layer with a device that has two names, and a file.
+fn device_with_two_names() -> Vec<u8> {
+    let archive = TarBuilder::new()
+        .with(TarBuilderEntry::char_device("dev/null", 1, 3))
+        .with(TarBuilderEntry::hard_link("dev/other", "dev/null"))
+        .with(TarBuilderEntry::file("file", "content"))
+        .finish();
+    let layer = UnpackDir::new();
+    layer.unpack_with(&archive, &archive, &UnpackOptions::default()).unwrap();
+    merged(&[layer])
+}
+
+#[test]
+fn a_device_that_is_left_out_is_left_out_under_all_its_names() {
+    let dir = UnpackDir::new();
+    let archive = device_with_two_names();
+    let skipped = extract_files(&archive[..], &dir.root(), ExtractOptions::default()).unwrap();
+    assert_eq!(skipped.devices, 2);
+    assert_eq!(fs_err::read_dir(dir.root().join("dev")).unwrap().count(), 0);
+    assert_eq!(fs_err::read_to_string(dir.root().join("file")).unwrap(), "content");
+}
+
+#[test]
+fn a_hard_link_to_a_missing_file_is_an_error() {
+    let dir = UnpackDir::new();
+    let archive = TarBuilder::new().with(TarBuilderEntry::hard_link("link", "missing")).finish();
+    extract_files(&archive[..], &dir.root(), ExtractOptions { suid: true, dev: true }).unwrap_err();
+}
