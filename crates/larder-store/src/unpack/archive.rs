@@ -395,7 +395,9 @@ fn name_at(mut input: &[u8]) -> Option<PathBuf> {
         match kind {
             EntryType::GnuLongName => long = data.split(|byte| *byte == 0).next().map(<[u8]>::to_vec),
             EntryType::XHeader => {
-                let paths = PaxExtensions::new(data).flatten().filter(|record| record.key_bytes() == b"path");
+                // After the first malformed record, the iterator returns its error without end.
+                let records = PaxExtensions::new(data).map_while(Result::ok);
+                let paths = records.filter(|record| record.key_bytes() == b"path");
                 long = paths.last().map(|record| record.value_bytes().to_vec()).or(long);
             }
             _ => {}
