@@ -57,7 +57,9 @@ impl<'de> Visitor<'de> for DockerArchiveVisitor {
                 "config" => image.config = fields.next_value::<Option<String>>()?.unwrap_or_default(),
                 "repotags" => image.repo_tags = fields.next_value()?,
                 "layers" => image.layers = fields.next_value()?,
-                _ => drop(fields.next_value::<IgnoredAny>()?),
+                _ => {
+                    fields.next_value::<IgnoredAny>()?;
+                }
             }
         }
         if image.config.is_empty() {
