@@ -24,7 +24,7 @@ pub struct FetchAttempt {
 
 impl RepositorySession {
     /// Requests the image's manifest from the hosts in order, up to the first that accepts: by `HEAD`, and by `GET` for the
-    /// message of a host that refuses.
+    /// message of a host that refuses without having been sent a secret.
     pub async fn try_hosts(&self) -> Vec<FetchAttempt> {
         let mut attempts = Vec::new();
         for link in self.links().iter().filter(|link| self.serves_image(link)) {
@@ -45,8 +45,8 @@ impl RepositorySession {
 
     async fn try_host(&self, link: &SessionHost) -> FetchAttempt {
         let result = match self.request_manifest(link, Method::HEAD).await {
-            // An answer to HEAD has no message.
-            Err(failed) if !failed.token && lacks_message(&failed.kind) => {
+            // An answer to HEAD has no message. That of a host that was sent a secret is not repeated.
+            Err(failed) if !failed.token && !link.was_sent_secret() && lacks_message(&failed.kind) => {
                 self.request_manifest(link, Method::GET).await
             }
             result => result,

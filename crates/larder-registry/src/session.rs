@@ -57,7 +57,7 @@ pub(crate) struct SessionHost {
 
 impl SessionHost {
     /// Whether the host may have been sent a secret, which its texts could repeat.
-    fn was_sent_secret(&self) -> bool {
+    pub(crate) fn was_sent_secret(&self) -> bool {
         self.auth.has_credential() || !self.host.headers.is_empty()
     }
 }
