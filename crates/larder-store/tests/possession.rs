@@ -48,6 +48,12 @@ fn puller_of(store: Store) -> StorePuller {
     StorePuller::new(store, RegistryClient::new(config), StorePullConfig::default())
 }
 
+/// The registry hangs up after so many bytes of a blob, and sends nothing more of it.
+fn interrupt(registry: &FaultRegistry, blob: &str, bytes: usize) {
+    registry.fault(FaultTrigger::path(blob).once(), ResponseFault::CloseAfter(bytes as u64));
+    registry.fault(FaultTrigger::path(blob), ResponseFault::StallAfter(0));
+}
+
 impl Tenants {
     async fn new() -> Tenants {
         let dir = tempfile::tempdir().unwrap();
@@ -189,7 +195,7 @@ async fn a_registry_does_not_complete_the_download_of_another() {
     let layer = archive("half", 8);
     let private = tenants.victim.put_image("private/half", "1", PLAIN, std::slice::from_ref(&layer), &[]);
     let most = layer.len() - 100;
-    tenants.victim.fault(FaultTrigger::path(&private.layers[0]), ResponseFault::StallAfter(most as u64));
+    interrupt(&tenants.victim, &private.layers[0], most);
     tenants.pull_until_downloaded("private/half:1", most as u64).await;
     // The end of an archive is known: it is zeros.
     let config = tenants.victim_blob(&private.config);
@@ -377,7 +383,7 @@ enum Holding {
 enum ReuseStep {
     /// A pull of an image of these layers from a registry, into a repository, with a credential or none.
     Pull { registry: usize, repository: usize, login: usize, layers: Vec<usize> },
-    /// A pull from a registry that stalls near the end of each layer, and is given up.
+    /// A pull from a registry that hangs near the end of each layer, and is given up.
     Interrupted { registry: usize, layers: Vec<usize> },
     /// Layers for containerd.
     Fetch { registry: usize, layers: Vec<usize> },
@@ -496,11 +502,13 @@ impl ReuseWorld {
             }
             ReuseStep::Interrupted { registry, layers } => {
                 let name = self.put(*registry, "interrupted", layers);
-                let stalls = ResponseFault::StallAfter(random_layer(0).len() as u64 - 600);
                 let registry = &self.registries[*registry].0;
-                registry.fault(FaultTrigger::path("/blobs/"), stalls);
+                for layer in layers {
+                    interrupt(registry, &layer_digest(*layer), random_layer(*layer).len() - 600);
+                }
                 let pull = self.puller().pull(&name, None, &progress);
                 let _ = tokio::time::timeout(Duration::from_millis(100), pull).await;
+                self.puller().settle().await;
                 registry.clear_faults();
                 None
             }
