@@ -136,6 +136,4 @@ impl Node {
 }
 
 #[cfg(test)]
-mod access_tests;
-#[cfg(test)]
 mod tests;

@@ -220,7 +220,7 @@ impl OpenStore {
                 writer.put(LAYERS, key.as_str(), record)?;
                 put_transfers(writer, key, &layer.transfers())?;
                 if before.is_some() {
-                    // It was damaged and is back: images that waited for it may be whole again.
+                    // It was damaged and is back: preloaded images that waited for it may be whole again.
                     self.recheck_images(writer, key)?;
                 }
             } else if !before.is_some_and(|before| before.present) {
@@ -230,7 +230,8 @@ impl OpenStore {
         Ok(())
     }
 
-    /// Notes for each image that needs this layer whether all that it needs is there.
+    /// Notes for each image that needs this layer whether all that it needs is there. An image that was absent, and was not
+    /// preloaded, stays so until a pull of its own: kubelet may have forgotten who may use it.
     pub(crate) fn recheck_images(&self, writer: &DbTransaction, key: &LayerKey) -> DbResult<()> {
         for id in writer.endings(USES, &format!("layer/{key}/"))? {
             let Some(mut image) = writer.get::<ImageRecord>(IMAGES, &id)? else { continue };
@@ -239,7 +240,7 @@ impl OpenStore {
                 let layer = writer.get::<LayerRecord>(LAYERS, key.as_str())?;
                 complete &= layer.is_some_and(|layer| layer.present);
             }
-            image.complete = complete;
+            image.complete = complete && (image.complete || image.preloaded);
             put_image(writer, &mut image)?; // also for the layer's size, which may differ from what it was
         }
         Ok(())

@@ -88,7 +88,8 @@ pub struct ImageRecord {
     pub created: String,
     /// When it was last pulled or loaded.
     pub pulled_at: u64,
-    /// Whether all its layers are there. An incomplete image is not listed until a pull fetches the layer.
+    /// Whether all its layers are there. An incomplete image is not listed until its own pull has completed it or, if it was
+    /// preloaded, any pull.
     pub complete: bool,
 }
 

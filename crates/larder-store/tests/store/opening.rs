@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use larder_store::fsck::FsckOptions;
-use larder_store::store::{LeaseRecord, LeaseResources, Store, StoreOpenError};
+use larder_store::store::{ImageCommit, LeaseRecord, LeaseResources, Store, StoreOpenError};
 
 use crate::help::*;
 
@@ -153,9 +153,17 @@ fn copy(from: &Path, to: &Path) {
 }
 
 #[test]
-fn an_image_without_a_layer_is_hidden_until_a_pull_fetches_the_layer() {
+fn an_image_without_a_layer_is_hidden_until_its_own_pull_or_if_it_was_preloaded_any_fetches_the_layer() {
+    for preloaded in [false, true] {
+        hide_image_without_a_layer(preloaded);
+    }
+}
+
+fn hide_image_without_a_layer(preloaded: bool) {
     let scratch = TempStore::new();
-    commit(&scratch.store, "app", &["base", "app"]);
+    let layers = ["base", "app"].map(|name| layer(&scratch.store, name));
+    scratch.store.commit(&ImageCommit { preloaded, ..image(&["app"], &layers) }, noon()).unwrap();
+    drop(layers);
     commit(&scratch.store, "web", &["base", "web"]);
     fs_err::remove_file(scratch.root().join("layers").join(key("app").as_str())).unwrap();
     let scratch = scratch.reopen();
@@ -164,9 +172,15 @@ fn an_image_without_a_layer_is_hidden_until_a_pull_fetches_the_layer() {
     assert!(scratch.store.layer(&key("app")).unwrap().is_none());
     scratch.store.sweep(&noon().into()).unwrap();
     assert!(scratch.store.layer(&key("base")).unwrap().is_some(), "the others wait for it");
-    // Bringing back just the layer is enough.
-    let layer = layer(&scratch.store, "app");
-    scratch.store.commit_layers(&[layer], None).unwrap();
+    // As the pull of another image with the layer.
+    let layers = ["base", "app"].map(|name| layer(&scratch.store, name));
+    scratch.store.commit_layers(&layers[1..], None).unwrap();
+    assert_eq!(
+        scratch.store.image("app").unwrap().is_some(),
+        preloaded,
+        "its users show their credentials again"
+    );
+    scratch.store.commit(&image(&["app"], &layers), noon()).unwrap();
     assert!(scratch.store.image("app").unwrap().is_some());
 }
 
