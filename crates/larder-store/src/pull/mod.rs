@@ -302,7 +302,8 @@ impl StorePuller {
     }
 
     /// Takes a lease on fetched bytes and finished layers until the image is committed, so that a retry can use them even
-    /// if this process dies. Returns the lease ID. Includes layers that other pulls fetch, since those may fail.
+    /// if this process dies. Returns the lease ID. Includes layers that other pulls fetch, since those may fail, and layers that
+    /// other pulls have left.
     async fn lease_of(
         &self,
         name: &Reference,
@@ -314,7 +315,12 @@ impl StorePuller {
         if plan.is_present(claims) {
             return Ok(id);
         }
-        let leased = LeaseResources { ingests: downloads.to_vec(), ..LeaseResources::default() };
+        let left = claims.iter().filter_map(|claim| match claim {
+            ClaimOutcome::Present(layer) if layer.is_fresh() => Some(layer.downloads()),
+            _ => None,
+        });
+        let ingests = downloads.iter().cloned().chain(left.flatten()).collect();
+        let leased = LeaseResources { ingests, ..LeaseResources::default() };
         let now = ClockReading::now();
         let lease = LeaseRecord::granted(id.clone(), leased, PULL_LEASE, &now);
         let store = self.store.clone();

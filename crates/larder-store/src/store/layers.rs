@@ -102,6 +102,11 @@ impl LayerHandle {
         self.0.transfers().clone()
     }
 
+    /// The downloads that became the layer.
+    pub(crate) fn downloads(&self) -> Vec<Digest> {
+        self.0.transfers().iter().map(BlobSource::download).collect()
+    }
+
     pub(super) fn note_transfers(&self, new: &[BlobSource]) {
         merge_transfers(&mut self.0.transfers(), new);
     }
@@ -213,9 +218,9 @@ impl LayerStaging {
         let (path, record) = self.complete(key, facts, file, &transfers)?;
         let (store, dir) = (self.store.clone(), self.dir.clone());
         let layer = self.place(&path, record, transfers)?;
-        store.add_transfer(&layer, source)?;
         // If this fails too, the rest is removed when the store is opened.
         let _ = store.disk.remove_tree(&dir, &|| true).or_else(|_| store.discard(&dir));
+        store.add_transfer(&layer, source)?;
         Ok(layer)
     }
 
