@@ -8,7 +8,7 @@ use larder_cri::{CriBackend, Endpoint, NoRuntimeFound, WELL_KNOWN_SOCKETS, disco
 use larder_registry::RegistryClient;
 use larder_store::backend::StoreBackend;
 use larder_store::pull::StorePuller;
-use larder_store::store::{Store, StoreOpenError};
+use larder_store::store::{Store, StoreConfig, StoreOpenError};
 
 use super::docker;
 use super::handle::BackendHandle;
@@ -94,7 +94,7 @@ pub fn open_error(error: &StoreOpenError) -> NodeOpenError {
 
 /// The store of these settings as a backend.
 pub fn store_backend(config: &Config, mode: OpenMode) -> Result<StoreBackend, StoreOpenError> {
-    let settings = config.store.config.clone();
+    let settings = StoreConfig { reserve: config.store_pull().reserve, ..config.store.config.clone() };
     let store = match mode {
         OpenMode::Create => Store::open(&config.root, settings),
         OpenMode::Existing => Store::open_existing(&config.root, settings),

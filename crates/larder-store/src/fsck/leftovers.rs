@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use larder::reference::Digest;
 
 use super::report::{FsckReport, RepairState, StoreDamage};
+use crate::mounts::{is_extracted, key_of};
 use crate::store::db::{DbRead as _, LAYERS, MOUNTS, USES};
 use crate::store::error::StoreErrorContext as _;
 use crate::store::layout::{digest_of_name, names_in};
@@ -25,6 +26,7 @@ impl OpenStore {
             }
         }
         leftovers.extend(self.leftover_snapshots()?);
+        leftovers.extend(self.leftover_extractions()?);
         let mounts = self.db.read(doing, |reader| reader.endings(MOUNTS, ""))?;
         for name in names_in(&self.layout.mounts()).context(doing)? {
             if !mounts.contains(&name) {
@@ -56,6 +58,18 @@ impl OpenStore {
             }
         }
         Ok(leftovers)
+    }
+
+    /// Extracted layers that no mount has, and those that are not complete: no mount uses these.
+    fn leftover_extractions(&self) -> Result<Vec<PathBuf>, StoreError> {
+        let used = self.layers_to_mount()?;
+        let names = names_in(&self.layout.extracted()).context("find leftover extracted layers")?;
+        let is_leftover = |name: &String| {
+            let is_used = key_of(name).is_some_and(|key| used.contains(&key));
+            !is_used || !is_extracted(&self.layout.extracted().join(name))
+        };
+        let leftovers = names.into_iter().filter(is_leftover);
+        Ok(leftovers.map(|name| self.layout.extracted().join(name)).collect())
     }
 
     fn leftover_blobs(&self) -> Result<Vec<PathBuf>, StoreError> {

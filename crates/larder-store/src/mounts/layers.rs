@@ -4,91 +4,73 @@
 //! kernel's mount table says which layers are mounted, and the records of mounts say which must be. So a restart finds the
 //! mounts of an earlier process, and removes those that it left behind.
 //!
-//! Where layers cannot be mounted, they are extracted to `extracted/KEY` instead, for as long.
+//! Where layers cannot be mounted, they are extracted instead, for as long (`extracted.rs`).
 
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::PoisonError;
 
 use super::MountError;
-use super::overlay::in_user_namespace;
+use super::extracted::key_of;
 use super::table::MountTable;
 use crate::disk::ensure_dir;
 use crate::erofs::detach;
-use crate::erofs::digest::LayerCheck;
 use crate::store::db::{DbRead as _, MOUNTS};
 use crate::store::error::StoreErrorContext as _;
-use crate::store::layer_check::check_layer_file;
-use crate::store::layout::{FOR_USERS, names_in};
+use crate::store::layout::names_in;
 use crate::store::snapshot_records::mountable_layers;
 use crate::store::{LayerHandle, LayerKey, LayerRecord, MountRecord, OpenStore, StoreError};
-use crate::unpack::{OverlayForm, UnpackError, extract_layer};
 
 const CREATE: &str = "create a directory to mount a layer at";
-/// The files of an extracted layer, in its wrapper.
-const EXTRACTED_FILES: &str = "fs";
 
 impl OpenStore {
     /// The lower directories of layers, in their order; mounts those that are not mounted. The record of a mount, or of a
     /// snapshot, must have the layers.
     pub(crate) fn mount_layers(&self, layers: &[LayerHandle]) -> Result<Vec<PathBuf>, MountError> {
-        let _alone = self.layer_mounts.lock().unwrap_or_else(PoisonError::into_inner);
-        ensure_dir(&*self.disk, &self.layout.lowers()).context(CREATE)?;
-        let table = MountTable::read()?;
         // An image may have a layer twice.
-        let mut lowers: HashMap<&LayerKey, PathBuf> = HashMap::new();
+        let mut lowers: HashMap<&LayerKey, PathBuf> = self.mount_missing(layers)?;
+        // Extracting takes as long as unpacking: mounts of other layers do not wait for it.
         for layer in layers {
             if !lowers.contains_key(layer.key()) {
-                lowers.insert(layer.key(), self.lower_of(layer, &table)?);
+                lowers.insert(layer.key(), self.extract_once(layer)?);
             }
         }
         Ok(layers.iter().filter_map(|layer| lowers.get(layer.key()).cloned()).collect())
     }
 
-    fn lower_of(&self, layer: &LayerHandle, table: &MountTable) -> Result<PathBuf, MountError> {
+    /// Mounts those of the layers that are not mounted. Returns the lower directories that there are then: all but those of
+    /// layers that must be extracted first.
+    fn mount_missing<'a>(
+        &self,
+        layers: &'a [LayerHandle],
+    ) -> Result<HashMap<&'a LayerKey, PathBuf>, MountError> {
+        let _alone = self.layer_mounts.lock().unwrap_or_else(PoisonError::into_inner);
+        ensure_dir(&*self.disk, &self.layout.lowers()).context(CREATE)?;
+        let table = MountTable::read()?;
+        let mut lowers = HashMap::new();
+        for layer in layers {
+            if !lowers.contains_key(layer.key())
+                && let Some(lower) = self.lower_of(layer, &table)?
+            {
+                lowers.insert(layer.key(), lower);
+            }
+        }
+        Ok(lowers)
+    }
+
+    fn lower_of(&self, layer: &LayerHandle, table: &MountTable) -> Result<Option<PathBuf>, MountError> {
         let target = self.layout.lower(layer.key());
         if table.has_layer(&target) {
-            return Ok(target);
+            return Ok(Some(target));
         }
         let failed = |cause| MountError::Layer { key: layer.key().clone(), cause };
         if let Some(mount) = self.mount_layer(layer.path()).map_err(failed)? {
             ensure_dir(&*self.disk, &target).context(CREATE)?;
             mount.attach(&target).map_err(failed)?;
-            return Ok(target);
+            return Ok(Some(target));
         }
-        let wrapper = self.layout.extracted_layer(layer.key(), in_user_namespace());
-        if !wrapper.exists() {
-            let failed = |cause| MountError::Extract { key: layer.key().clone(), cause };
-            self.extract(layer, &wrapper).map_err(failed)?;
-        }
-        Ok(wrapper.join(EXTRACTED_FILES))
-    }
-
-    /// Extracts a layer to a directory in a wrapper, which is complete and durable when it appears.
-    fn extract(&self, layer: &LayerHandle, to: &Path) -> io::Result<()> {
-        if let Some(damage) = check_layer_file(layer.record(), layer.path(), LayerCheck::Content)? {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, damage));
-        }
-        ensure_dir(&*self.disk, &self.layout.extracted())?;
-        let staged = self.layout.new_staging();
-        let files_dir = staged.join(EXTRACTED_FILES);
-        self.disk.create_dir(&staged)?;
-        self.disk.create_dir(&files_dir)?;
-        let writes = self.disk.open_sync(self.layout.root())?;
-        let overlay = if in_user_namespace() { OverlayForm::User } else { OverlayForm::Trusted };
-        let extracted = layer.open().and_then(|files| {
-            extract_layer(&files, &files_dir, overlay).map_err(UnpackError::into_io)?;
-            writes.sync()?;
-            self.disk.rename(&staged, to)?;
-            self.disk.sync_dir(&self.layout.extracted())
-        });
-        if extracted.is_err() {
-            // If this fails too, it is removed when the store is opened.
-            let _ = self.discard(&staged);
-            self.trash.kick();
-        }
-        extracted
+        Ok(self.extracted_files(layer.key()))
     }
 
     /// Mounts a layer that was replaced, where the earlier one is mounted. Overlays that have that keep it.
@@ -113,20 +95,16 @@ impl OpenStore {
         if names.is_empty() && extracted_names.is_empty() {
             return Ok(());
         }
-        let used = self.db.read(doing, |reader| {
-            let mut used = mountable_layers(reader)?;
-            reader.for_each(MOUNTS, |mount: MountRecord| used.extend(mount.layers))?;
-            Ok(used)
-        })?;
-        let used: HashSet<&str> = used.iter().map(LayerKey::as_str).collect();
-        for name in names.iter().filter(|name| !used.contains(name.as_str())) {
+        let used = self.layers_to_mount()?;
+        for name in names.iter().filter(|name| LayerKey::parse(name).is_none_or(|key| !used.contains(&key))) {
             let target = mounted.join(name);
             // Without the directory there is no mount, so a failure is tried again by the next release.
             if let Err(error) = detach(&target).and_then(|()| fs_err::remove_dir(&target)) {
                 tracing::warn!(%error, "cannot unmount an unused layer");
             }
         }
-        for name in extracted_names.iter().filter(|name| !used.contains(name.trim_end_matches(FOR_USERS))) {
+        for name in extracted_names.iter().filter(|name| key_of(name).is_none_or(|key| !used.contains(&key)))
+        {
             // A failure is tried again by the next release, and must not keep the store from being opened.
             match self.discard(&extracted.join(name)) {
                 Ok(()) => self.trash.kick(),
@@ -134,6 +112,16 @@ impl OpenStore {
             }
         }
         Ok(())
+    }
+
+    /// Layers that recorded mounts, and snapshots that can be mounted, have.
+    pub(crate) fn layers_to_mount(&self) -> Result<HashSet<LayerKey>, StoreError> {
+        let used = self.db.read("find the layers of mounts", |reader| {
+            let mut used = mountable_layers(reader)?;
+            reader.for_each(MOUNTS, |mount: MountRecord| used.extend(mount.layers))?;
+            Ok(used)
+        })?;
+        Ok(used.into_iter().collect())
     }
 }
 

@@ -13,6 +13,7 @@
 //! mount.
 
 mod error;
+mod extracted;
 mod layers;
 mod other_namespaces;
 mod overlay;
@@ -25,6 +26,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 pub use error::MountError;
+pub(crate) use extracted::{is_extracted, key_of};
 pub(crate) use layers::visible_lowers;
 
 use larder::reference::ImageName;

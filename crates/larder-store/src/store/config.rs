@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::disk::DiskSpace;
 use crate::erofs::LayerMountKind;
 
 /// Settings of a [`Store`](super::Store).
@@ -24,6 +25,8 @@ pub struct StoreConfig {
     /// How long bytes of a blob being fetched may wait until they are made durable; a power loss costs no more of a
     /// download than this. Default 30 seconds, when the kernel would have written them anyway.
     pub ingest_sync: Duration,
+    /// Space that must stay free while layers are extracted for mounts. Default 64 MiB and 1,000 inodes, as for pulls.
+    pub reserve: DiskSpace,
     /// How EROFS layers are mounted; `None`, the default: as the kernel can.
     pub erofs_mount: Option<LayerMountKind>,
 }
@@ -36,6 +39,7 @@ impl Default for StoreConfig {
             finish_deletion: false,
             ingest_keep: Duration::from_secs(24 * 60 * 60),
             ingest_sync: Duration::from_secs(30),
+            reserve: DiskSpace { bytes: 64 << 20, inodes: 1000 },
             erofs_mount: None,
         }
     }

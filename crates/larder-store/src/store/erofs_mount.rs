@@ -47,7 +47,7 @@ impl OpenStore {
                     self.note_erofs_mount(Ok(kind))?;
                     return Ok(Some(mount));
                 }
-                Err(error) => self.note_erofs_mount(Err(error))?,
+                Err(error) => kind_after(error, || self.erofs_mount())?,
             },
         };
         if kind == LayerMountKind::Extracted { Ok(None) } else { DetachedMount::of(file, kind).map(Some) }
@@ -70,8 +70,36 @@ impl OpenStore {
     }
 }
 
+/// How layers are mounted, after the mount of one has failed. An empty layer decides: the one that failed may be damaged.
+fn kind_after(
+    error: io::Error,
+    probe: impl FnOnce() -> io::Result<LayerMountKind>,
+) -> io::Result<LayerMountKind> {
+    if is_lasting(&error) && probe()? == LayerMountKind::Extracted {
+        return Ok(LayerMountKind::Extracted);
+    }
+    Err(error)
+}
+
 /// Returns true for the error of a kernel that has no EROFS, or of a process that may not mount it. Any other one may pass.
 fn is_lasting(error: &io::Error) -> bool {
     let lasting = [Errno::NODEV, Errno::NOSYS, Errno::PERM, Errno::ACCESS];
     Errno::from_io_error(error).is_some_and(|errno| lasting.contains(&errno))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_layer_that_cannot_be_mounted_says_nothing_about_the_others() {
+        let after = |errno: Errno, probed: io::Result<LayerMountKind>| kind_after(errno.into(), || probed);
+        let failed = after(Errno::ACCESS, Ok(LayerMountKind::File)).unwrap_err();
+        assert_eq!(Errno::from_io_error(&failed), Some(Errno::ACCESS), "the layer's own error");
+        let kind = after(Errno::NODEV, Ok(LayerMountKind::Extracted)).unwrap();
+        assert_eq!(kind, LayerMountKind::Extracted, "a kernel without EROFS");
+        let failed = after(Errno::PERM, Err(Errno::NOSPC.into())).unwrap_err();
+        assert_eq!(Errno::from_io_error(&failed), Some(Errno::NOSPC), "nothing is known yet");
+        after(Errno::NOSPC, Ok(LayerMountKind::Extracted)).unwrap_err();
+    }
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::config::StoreConfig;
 use super::db::Db;
+use super::extraction_locks::ExtractionLocks;
 use super::image_chains::ImageChains;
 use super::layers::UncommittedLayers;
 use super::layout::StoreLayout;
@@ -27,7 +28,7 @@ pub(crate) struct OpenStore {
     pub(crate) db: Db,
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) layout: StoreLayout,
-    pub(super) config: StoreConfig,
+    pub(crate) config: StoreConfig,
     pub(crate) references: Arc<ReferenceCounts>,
     pub(crate) uncommitted_layers: UncommittedLayers,
     /// Held while layers and blobs come to their place or leave it, together with what the database says of them.
@@ -38,8 +39,9 @@ pub(crate) struct OpenStore {
     pub(super) erofs: OnceLock<LayerMountKind>,
     /// For lookups of layers by chain ID.
     pub(crate) chains: ImageChains,
-    /// Held while layers are mounted for overlays, or unmounted.
+    /// Held while layers are mounted for overlays, or unmounted; not while one is extracted.
     pub(crate) layer_mounts: Mutex<()>,
+    pub(crate) extractions: ExtractionLocks,
     /// For what is written from now on; `None` until the first write.
     pub(super) writes: Mutex<Option<Arc<SharedSync>>>,
     pub(super) _lock: StoreLock,

@@ -22,6 +22,7 @@ pub(crate) mod db;
 mod erofs_mount;
 pub(crate) mod error;
 mod extents;
+mod extraction_locks;
 pub(crate) mod fetch_progress;
 pub(crate) mod handle;
 mod image_chains;

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use super::db::Db;
 use super::error::{StoreError, StoreOpenError};
+use super::extraction_locks::ExtractionLocks;
 use super::handle::{OpenStore, Store};
 use super::layout::{StoreLayout, names_in};
 use super::lock::{StoreLock, StoreLockError};
@@ -149,6 +150,7 @@ impl LockedStoreDir {
             erofs: OnceLock::new(),
             chains: super::image_chains::ImageChains::default(),
             layer_mounts: Mutex::new(()),
+            extractions: ExtractionLocks::default(),
             trash: Trash::new(disk.clone(), layout.trash(), &config),
             db,
             disk,

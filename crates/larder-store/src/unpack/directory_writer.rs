@@ -17,12 +17,13 @@ use super::archive::{LayerEntry, LayerEntryKind, SparseExtent};
 use super::beneath::{self, DIRECTORY, clean, path_of, split};
 use super::metadata::{XattrTarget, apply_xattrs, set_xattr, timestamps};
 use super::{EntryRefusal, OverlayForm, UnpackError};
+use crate::disk::{DiskSpace, SpaceReserve};
 
 /// Bytes of a file that are copied at once.
 const BUFFER: usize = 128 << 10;
 
 /// Entries that are written beside plain files.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct DirectoryForm {
     /// Files get their owners and exact modes. Else they belong to this process, which can read and remove all of them.
     pub(super) owners: bool,
@@ -30,6 +31,8 @@ pub(super) struct DirectoryForm {
     pub(super) devices: bool,
     /// Whiteouts and opaque directories are those of an overlay. Else there are none.
     pub(super) overlay: Option<OverlayForm>,
+    /// Space that must stay free. Default: none.
+    pub(super) reserve: Option<SpaceReserve>,
 }
 
 /// Entries that were left out.
@@ -94,6 +97,7 @@ impl DirectoryWriter {
             return Ok(());
         }
         self.enter(parent, &entry.path)?;
+        self.admit(entry, DiskSpace { bytes: 0, inodes: 1 })?;
         match &entry.kind {
             LayerEntryKind::File => self.file(name, entry, &[(0, entry.size)], content),
             LayerEntryKind::Sparse(extents) => self.file(name, entry, extents, content),
@@ -111,6 +115,12 @@ impl DirectoryWriter {
             LayerEntryKind::BlockDevice => self.special(name, entry, FileType::BlockDevice),
             LayerEntryKind::Fifo => self.special(name, entry, FileType::Fifo),
         }
+    }
+
+    /// Fails if a write of this amount would use up the reserve.
+    fn admit(&self, entry: &LayerEntry, amount: DiskSpace) -> Result<(), UnpackError> {
+        let admitted = self.form.reserve.as_ref().map_or(Ok(()), |reserve| reserve.admit(amount));
+        admitted.map_err(|error| failed("write", entry, error))
     }
 
     /// Says that the directory that was added last hides what lower layers have in it.
@@ -195,6 +205,7 @@ impl DirectoryWriter {
             while at < end {
                 let wanted = usize::try_from(end - at).unwrap_or(BUFFER).min(BUFFER);
                 content.read_exact(&mut self.buffer[..wanted]).map_err(UnpackError::Read)?;
+                self.admit(entry, DiskSpace { bytes: wanted as u64, inodes: 0 })?;
                 let mut rest = &self.buffer[..wanted];
                 while !rest.is_empty() {
                     let write = || rustix::io::pwrite(&file, rest, at);

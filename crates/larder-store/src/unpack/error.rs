@@ -109,7 +109,7 @@ const MAX_NAMED: usize = 512;
 
 /// `, entry "etc/passwd"`, or nothing.
 fn entry_of(entry: Option<&Path>) -> String {
-    entry.map_or_else(String::new, |entry| format!(", entry {entry:?}"))
+    entry.map_or_else(String::new, |entry| format!(", entry {:?}", entry.to_string_lossy()))
 }
 
 /// Which of a layer's two forms.
@@ -217,7 +217,11 @@ impl UnpackError {
     /// The error of the system that it reports, or itself as one.
     pub(crate) fn into_io(self) -> io::Error {
         match self {
-            UnpackError::File { cause, .. } if cause.raw_os_error().is_some() => cause,
+            UnpackError::File { cause, .. }
+                if cause.raw_os_error().is_some() || cause.kind() == io::ErrorKind::StorageFull =>
+            {
+                cause
+            }
             other => io::Error::other(other),
         }
     }

@@ -17,6 +17,7 @@ use super::layer_writer::{PendingLayer, uuid_of};
 use super::merged_layers::{LayerReader, MergedEntry, MergedLayers};
 use super::stream::{BufferSource, TarStream, from_reader};
 use super::{OverlayForm, UnpackError, UnpackOptions};
+use crate::disk::SpaceReserve;
 
 /// Entries that [`extract_files`] writes beside plain files. With none of it, a user who can reach the files cannot
 /// become root by them.
@@ -64,7 +65,10 @@ pub fn extract_files(
     let unknown = Digest::sha256(b"");
     let mut archive = LayerArchive::new(TarStream::new(&mut feed, &unknown, &options), &options);
     let owners = rustix::process::geteuid().is_root();
-    let mut writer = DirectoryWriter::new(dir, DirectoryForm { owners, devices: wanted.dev, overlay: None })?;
+    let mut writer = DirectoryWriter::new(
+        dir,
+        DirectoryForm { owners, devices: wanted.dev, overlay: None, reserve: None },
+    )?;
     let mut suid = 0;
     while let Some(mut entry) = archive.next()? {
         // Without root, set-id bits were meant for another owner.
@@ -103,16 +107,17 @@ fn drop_privileges(entry: &mut LayerEntry) -> bool {
 }
 
 /// Writes the files of a layer below an empty directory that is to be a lower directory of overlays. Not synced. Devices,
-/// attributes and owners that this process may not make or set are left out.
+/// attributes and owners that this process may not make or set are left out. The reserve stays free.
 pub(crate) fn extract_layer(
     layer: &LayerReader,
     dir: &Path,
     overlay: OverlayForm,
+    reserve: SpaceReserve,
 ) -> Result<(), UnpackError> {
     let unreadable = |error| UnpackError::file("read", "the layer", error);
     let owners = rustix::process::geteuid().is_root();
-    let mut writer =
-        DirectoryWriter::new(dir, DirectoryForm { owners, devices: true, overlay: Some(overlay) })?;
+    let form = DirectoryForm { owners, devices: true, overlay: Some(overlay), reserve: Some(reserve) };
+    let mut writer = DirectoryWriter::new(dir, form)?;
     let mut first_paths = FirstPaths::default();
     for found in layer.walk().map_err(|error| unreadable(error.into()))? {
         let ErofsWalkEntry { path, inode } = found.map_err(|error| unreadable(error.into()))?;

@@ -2,13 +2,17 @@
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
 
+use larder_store::disk::DiskSpace;
 use larder_store::erofs::LayerMountKind;
 use larder_store::fsck::{FsckOptions, StoreDamage};
 use larder_store::mounts::MountOptions;
 use larder_store::store::{Store, StoreConfig};
 
 use larder_testkit::archive::TarBuilderEntry;
+use larder_testkit_peers::faulty_disk::{DiskFault, FaultyDisk, UnsyncedData};
 
 use crate::fsck::{breaks_app, layer_dir, two_images, unpacked_entries};
 use crate::help::*;
@@ -184,6 +188,149 @@ fn a_mount_does_not_list_the_whiteouts_of_a_directory_that_only_one_layer_has() 
             scratch.store.umount(&target.0).unwrap();
         }
     }
+}
+
+/// Settings of a store that extracts layers for mounts.
+fn extracting() -> StoreConfig {
+    StoreConfig { erofs_mount: Some(LayerMountKind::Extracted), ..config() }
+}
+
+/// Commits an image of one layer whose root cannot be written to.
+fn commit_read_only_root(store: &Store) {
+    let entries = [
+        TarBuilderEntry::dir(".").mode(0o555),
+        TarBuilderEntry::file("etc/name", "content").mode(0o444).owner(7, 8),
+        TarBuilderEntry::char_device("dev/null", 1, 3),
+        TarBuilderEntry::hard_link("dev/other", "dev/null"),
+    ];
+    let layers = [unpacked_entries(store, entries)];
+    store.commit(&image(&["app"], &layers), noon()).unwrap();
+}
+
+#[test]
+fn an_extraction_survives_power_loss_at_any_step() {
+    if !can_mount() {
+        return;
+    }
+    let open = |disk: &FaultyDisk| {
+        Store::open_on(Arc::new(disk.clone()), &disk.root().join("store"), extracting()).unwrap()
+    };
+    let prepared = FaultyDisk::new();
+    commit_read_only_root(&open(&prepared));
+    for survives in [UnsyncedData::Nothing, UnsyncedData::Everything, UnsyncedData::Some(1)] {
+        for step in 0.. {
+            let what = format!("power lost at step {step}, {survives:?} survives");
+            let disk = prepared.restarted(UnsyncedData::Everything);
+            let store = open(&disk);
+            let scratch = TempStore { store, dir: tempfile::tempdir().unwrap() };
+            let target = MountTarget::new(&scratch, "mnt");
+            disk.arm(DiskFault::LosesPowerAt(step));
+            let _ = scratch.store.mount("app", &target.0, MountOptions::default(), noon());
+            let has_failed = disk.has_failed();
+            let _ = rustix::mount::unmount(&target.0, rustix::mount::UnmountFlags::DETACH);
+            let TempStore { store, dir } = scratch;
+            drop(store);
+            let disk = disk.restarted(survives);
+            let scratch = TempStore { store: open(&disk), dir };
+            let report = scratch.store.fsck(&FsckOptions::default()).unwrap();
+            assert!(report.is_sound() && report.problems.is_empty(), "{what}: {report:?}");
+            mount(&scratch.store, &target);
+            assert_eq!(fs_err::read_to_string(target.0.join("etc/name")).unwrap(), "content", "{what}");
+            scratch.store.umount(&target.0).unwrap();
+            assert!(entries(&scratch.store.root().join("extracted")).is_empty(), "{what}");
+            assert!(entries(&scratch.store.root().join("staging")).is_empty(), "{what}");
+            if !has_failed {
+                assert!(step > 3, "something was done");
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn an_extraction_leaves_the_reserve_free() {
+    if !can_mount() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let reserve = DiskSpace { bytes: u64::MAX / 2, inodes: 0 };
+    let store = Store::open(&dir.path().join("store"), StoreConfig { reserve, ..extracting() }).unwrap();
+    commit_read_only_root(&store);
+    let scratch = TempStore { store, dir };
+    let target = MountTarget::new(&scratch, "mnt");
+    let error = scratch.store.mount("app", &target.0, MountOptions::default(), noon()).unwrap_err();
+    let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+    assert!(cause.contains("insufficient space"), "{error}: {cause}");
+    assert!(entries(&scratch.store.root().join("extracted")).is_empty());
+    scratch.store.empty_trash().unwrap();
+    assert!(entries(&scratch.store.root().join("staging")).is_empty());
+}
+
+#[test]
+fn extracted_layers_that_no_mount_has_or_that_are_not_complete_are_leftovers() {
+    if !can_mount() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(&dir.path().join("store"), extracting()).unwrap();
+    commit_read_only_root(&store);
+    let key = store.image("app").unwrap().unwrap().layers[0].key.to_string();
+    let scratch = TempStore { store, dir };
+    let target = MountTarget::new(&scratch, "mnt");
+    mount(&scratch.store, &target);
+    let extracted = scratch.store.root().join("extracted");
+    let unknown = "f".repeat(64);
+    for name in [&unknown, &format!("{key}.user"), "notes"] {
+        fs_err::create_dir(extracted.join(name)).unwrap();
+    }
+    fs_err::create_dir(extracted.join(&unknown).join("fs")).unwrap();
+    let repair = FsckOptions { repair: true, ..FsckOptions::default() };
+    let report = scratch.store.fsck(&repair).unwrap();
+    let leftovers = report.problems.iter().filter(|problem| problem.found.to_string().contains("extracted"));
+    assert_eq!(leftovers.count(), 3, "{report:?}");
+    assert_eq!(entries(&extracted), [key], "the one that is mounted stays");
+    assert_eq!(fs_err::read_to_string(target.0.join("etc/name")).unwrap(), "content");
+    scratch.store.umount(&target.0).unwrap();
+}
+
+const IN_NAMESPACE: &str = "LARDER_TEST_IN_USER_NAMESPACE";
+
+#[test]
+fn a_user_namespace_extracts_layers_and_mounts_them() {
+    if std::env::var_os(IN_NAMESPACE).is_some() {
+        return mount_in_user_namespace();
+    }
+    if !can_mount() {
+        return;
+    }
+    let test = Command::new("unshare")
+        .args(["--user", "--map-root-user", "--mount", "--propagation", "private"])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "layer_mounts::a_user_namespace_extracts_layers_and_mounts_them", "--nocapture"])
+        .env(IN_NAMESPACE, "1")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&test.stdout).into_owned() + &String::from_utf8_lossy(&test.stderr);
+    assert!(test.status.success() && text.contains("1 passed"), "{text}");
+}
+
+fn mount_in_user_namespace() {
+    let scratch = TempStore::new();
+    commit_read_only_root(&scratch.store);
+    assert!(scratch.store.describe_layers().contains("extracted"));
+    let [one, two] = ["one", "two"].map(|name| MountTarget::new(&scratch, name));
+    mount(&scratch.store, &one);
+    mount(&scratch.store, &two);
+    assert_eq!(fs_err::read_to_string(one.0.join("etc/name")).unwrap(), "content");
+    assert_eq!(fs_err::metadata(&one.0).unwrap().mode() & 0o7777, 0o555);
+    assert!(entries(&one.0.join("dev")).is_empty(), "a user namespace makes no devices");
+    scratch.store.umount(&one.0).unwrap();
+    let extracted = entries(&scratch.store.root().join("extracted"));
+    assert!(extracted.len() == 1 && extracted[0].ends_with(".user"), "{extracted:?}");
+    scratch.store.umount(&two.0).unwrap();
+    assert!(entries(&scratch.store.root().join("extracted")).is_empty());
+    scratch.store.empty_trash().unwrap();
+    assert!(entries(&scratch.store.root().join("trash")).is_empty());
 }
 
 #[test]
