@@ -60,6 +60,23 @@ impl BlobSource {
         Digest::sha256(format!("{} {} {}", self.repository, self.digest, self.size))
     }
 
+    /// Identifies the fetch of the blob: those who would be given its layer afterwards may wait for it, which are those that
+    /// ask the same registry with the same credential.
+    pub(super) fn fetch(&self) -> Digest {
+        let registry = self.registry_name();
+        match &self.login {
+            TransferLogin::Anonymous => Digest::sha256(format!("{registry}  {} {}", self.digest, self.size)),
+            TransferLogin::Hash(hash) => {
+                Digest::sha256(format!("{registry} {hash} {} {}", self.digest, self.size))
+            }
+            TransferLogin::Unrecorded => self.download(),
+        }
+    }
+
+    fn registry_name(&self) -> &str {
+        self.repository.split_once('/').map_or("", |(registry, _)| registry)
+    }
+
     pub(super) fn is_archive(&self) -> bool {
         self.repository.is_empty()
     }
@@ -77,10 +94,8 @@ impl BlobSource {
     }
 
     fn is_same_login(&self, other: &BlobSource) -> bool {
-        let registry =
-            |source: &BlobSource| source.repository.split_once('/').map(|(registry, _)| registry.to_owned());
         let is_recorded = self.login != TransferLogin::Unrecorded && self.login == other.login;
-        is_recorded && !self.is_archive() && registry(self) == registry(other)
+        is_recorded && !self.is_archive() && self.registry_name() == other.registry_name()
     }
 }
 
@@ -137,6 +152,24 @@ mod tests {
             merge_transfers(&mut known, &[source("r.example/app", TransferLogin::Anonymous, size)]);
         }
         assert_eq!(known.iter().map(|known| known.size).collect::<Vec<_>>(), (68..100).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn who_waits_for_a_fetch_is_given_its_layer() {
+        let login = |hash: &str| TransferLogin::Hash(hash.into());
+        let mut sources = vec![BlobSource::archive(Digest::sha256("blob"), 10)];
+        for name in ["r.example/app", "r.example/other", "r.example:444/app"] {
+            for by in [TransferLogin::Anonymous, login("a"), login("b"), TransferLogin::Unrecorded] {
+                sources.push(source(name, by, 10));
+            }
+        }
+        for (one, other) in sources.iter().flat_map(|one| sources.iter().map(move |other| (one, other))) {
+            assert!(one.fetch() != other.fetch() || one.proves(other), "{one:?} {other:?}");
+        }
+        let shared = |by: TransferLogin| {
+            source("r.example/app", by.clone(), 10).fetch() == source("r.example/other", by, 10).fetch()
+        };
+        assert!(shared(TransferLogin::Anonymous) && shared(login("a")));
     }
 
     #[test]

@@ -32,14 +32,14 @@ pub(super) struct ClaimRequest {
 }
 
 impl ClaimRequest {
-    /// Names the fetch. A pull that asserts the same diff ID of another blob, or from another repository, is another fetch:
-    /// it may be slow, or never end.
+    /// Names the fetch. A pull that asserts the same diff ID of another blob, or asks another registry or with another
+    /// credential, is another fetch: it may be slow, or never end.
     fn fetch(&self) -> FetchId {
-        (self.source.download(), self.diff_id.clone())
+        (self.source.fetch(), self.diff_id.clone())
     }
 }
 
-/// Download and diff ID.
+/// Fetch of the blob, and diff ID.
 type FetchId = (Digest, Digest);
 
 /// In-flight fetches. Clones share them.
@@ -126,7 +126,7 @@ impl<L> LayerClaims<L> {
         let (claims, fetch) = (self.clone(), request.fetch());
         if let Some(shared) = fetches.get(&fetch) {
             let shared = Arc::clone(shared);
-            return Err(LayerWait { claims, shared, request: request.clone() });
+            return Err(LayerWait { claims, shared, request: Box::new(request.clone()) });
         }
         let progress = Arc::new(progress);
         let state = ClaimState { owner: 0, progress: Arc::clone(&progress), layer: None, given_up: false };
@@ -188,7 +188,7 @@ impl<L> Drop for LayerClaim<L> {
 pub struct LayerWait<L> {
     claims: LayerClaims<L>,
     shared: ClaimedLayer<L>,
-    request: ClaimRequest,
+    request: Box<ClaimRequest>,
 }
 
 #[expect(private_bounds, reason = "only handles of layers are claimed")]
