@@ -2,6 +2,10 @@
 
 pub use larder_api::{Error, ErrorKind};
 
+/// The answer to a request whose handler panicked. The panic's own message goes to the log only.
+pub(crate) const DEFECT: &str =
+    "internal error: a defect in larder ended this request; please report it with the daemon's log\n";
+
 /// Why a store, a state directory or a node cannot be opened.
 #[derive(Debug)]
 pub enum NodeOpenError {

@@ -6,7 +6,7 @@
 use std::collections::HashSet;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
@@ -26,7 +26,7 @@ use tonic::Status;
 use tracing::Instrument as _;
 
 use super::caller::CALLER;
-use crate::error::Error;
+use crate::error::{DEFECT, Error};
 use crate::node::Observability;
 use crate::node::peer::Peer;
 use crate::node::pulls::Pulls;
@@ -162,7 +162,7 @@ fn ensure_ended(index: u32, ended: Result<EnsuredImage, EnsureError>) -> Update 
 /// The stream of one call. Dropping it withdraws the requests.
 pub struct EnsureUpdateStream {
     updates: Pin<Box<dyn Stream<Item = Update> + Send>>,
-    _work: JoinSet<()>,
+    work: JoinSet<()>,
 }
 
 impl EnsureUpdateStream {
@@ -183,7 +183,7 @@ impl EnsureUpdateStream {
             };
             Some((update, (updates, progress)))
         });
-        EnsureUpdateStream { updates: Box::pin(updates), _work: work }
+        EnsureUpdateStream { updates: Box::pin(updates), work }
     }
 }
 
@@ -191,7 +191,11 @@ impl Stream for EnsureUpdateStream {
     type Item = Result<api::EnsureUpdate, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let update = self.updates.as_mut().poll_next(context);
-        update.map(|update| update.map(|update| Ok(api::EnsureUpdate { update: Some(update) })))
+        if let Some(update) = ready!(self.updates.as_mut().poll_next(context)) {
+            return Poll::Ready(Some(Ok(api::EnsureUpdate { update: Some(update) })));
+        }
+        let ended = ready!(self.work.poll_join_next(context));
+        let has_panicked = matches!(ended, Some(Err(error)) if error.is_panic());
+        Poll::Ready(has_panicked.then(|| Err(Status::internal(DEFECT))))
     }
 }

@@ -2,11 +2,12 @@
 //!
 //! Promise: settings that are wrong change nothing; the old ones stay, and the status says why.
 
+use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::time::Duration;
 
 use larder::events::{EventReason, EventType};
-use tokio::task::spawn_blocking;
+use tokio::task::{JoinError, spawn_blocking};
 use tokio::time;
 
 use super::Node;
@@ -118,9 +119,11 @@ impl Node {
                     let _ = node.reload();
                 }
             });
-            // It fails only when the runtime stops.
-            if looked.await.is_err() {
-                return;
+            match looked.await.map_err(JoinError::try_into_panic) {
+                Ok(()) => {}
+                Err(Ok(panic)) => resume_unwind(panic),
+                // The runtime stops.
+                Err(Err(_)) => return,
             }
             time::sleep(CHECK_INTERVAL).await;
         }

@@ -25,6 +25,7 @@ use super::request_memory::{LimitedBody, RequestKind};
 use super::responses::{is_grpc, text};
 use crate::backend::layer_fetcher::NodeLayerFetcher;
 use crate::control;
+use crate::error::DEFECT;
 use crate::node::cri_images::NodeCriImages;
 use crate::node::metrics::NodeMetrics;
 use crate::node::{Node, Storage};
@@ -45,10 +46,6 @@ pub(crate) struct Router {
     /// Where containerd has snapshots in the store.
     snapshots: Option<SnapshotsServer<SnapshotService>>,
 }
-
-/// The answer to a request whose handler panicked. The panic's own message goes to the log only.
-const DEFECT: &str =
-    "internal error: a defect in larder ended this request; please report it with the daemon's log\n";
 
 type RouterFuture = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 

@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher as _, RandomState};
+use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -10,7 +11,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use larder::reference::{ImageId, ImageName};
 use tokio::sync::Notify;
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::{AbortHandle, JoinError, JoinSet};
 use tokio::time;
 
 use super::ensure_slots::{EnsureSlots, SlotOwner};
@@ -132,10 +133,9 @@ impl ImageTasks {
     ) {
         self.images.note_wanted(&wanted);
         while let Some(ended) = self.tasks.try_join_next() {
-            if let Err(error) = ended
-                && error.is_panic()
-            {
-                tracing::error!("image sets: a task has ended with a panic: {error}");
+            // No other task pulls its image.
+            if let Err(Ok(panic)) = ended.map_err(JoinError::try_into_panic) {
+                resume_unwind(panic);
             }
         }
         self.note_pulled_once(&wanted);

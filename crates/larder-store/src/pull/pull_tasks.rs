@@ -5,10 +5,11 @@
 //! A failed pull therefore reports its error after they have ended. A dropped pull cannot wait: the pull that needs the
 //! space waits for its workers instead ([`AbandonedPulls`]).
 
+use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{Mutex as AsyncMutex, mpsc};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinError, JoinHandle};
 use tracing::{Instrument as _, Span};
 
 use super::error::PullError;
@@ -88,7 +89,7 @@ impl PullTaskHandle {
         // The order matters: an unused result is dropped before the worker.
         let work = in_current_span(work);
         let working = tokio::task::spawn_blocking(move || (work(), worker));
-        async { working.await.map(|(done, _worker)| done).map_err(|_| PullError::Abandoned) }
+        async { working.await.map(|(done, _worker)| done).map_err(abandoned) }
     }
 
     /// Starts a task that is aborted when its handle is dropped; it is a worker of the pull until then.
@@ -106,7 +107,7 @@ pub(super) struct PullTask<T>(JoinHandle<(Result<T, PullError>, PullTaskHandle)>
 
 impl<T> PullTask<T> {
     pub(super) async fn join(mut self) -> Result<T, PullError> {
-        (&mut self.0).await.map_or(Err(PullError::Abandoned), |(done, _worker)| done)
+        (&mut self.0).await.map_err(abandoned).and_then(|(done, _worker)| done)
     }
 }
 
@@ -150,7 +151,15 @@ impl AbandonedPulls {
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, PullError> {
-    tokio::task::spawn_blocking(in_current_span(work)).await.map_err(|_| PullError::Abandoned)
+    tokio::task::spawn_blocking(in_current_span(work)).await.map_err(abandoned)
+}
+
+/// The error of a task that has ended without a result. A panic is that of the pull.
+fn abandoned(error: JoinError) -> PullError {
+    match error.try_into_panic() {
+        Ok(panic) => resume_unwind(panic),
+        Err(_canceled) => PullError::Abandoned,
+    }
 }
 
 /// Runs work on another thread with the span of this one.

@@ -1,6 +1,7 @@
 //! Keeps images present for as long as a source desires them.
 
 use std::collections::BTreeMap;
+use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -13,7 +14,7 @@ use larder::pull::{EnsureError, EnsureReason, EnsureRequest, EnsuredImage, Image
 use larder::reference::{ImageId, ImageName};
 use larder::retention::{Retention, RetentionError, RetentionPurpose, RetentionSource};
 use tokio::sync::watch;
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::{AbortHandle, JoinError, JoinSet};
 use tokio::time::{self, Instant};
 
 use crate::node::pulls::pod_pulls::{PodPullRequest, PodPulls};
@@ -184,7 +185,12 @@ impl DesiredImages {
     /// From now on exactly these are wanted. What was wanted before and still is goes on undisturbed. `first` is held
     /// until those that are new have been looked for.
     pub(crate) fn set(&mut self, wanted: BTreeMap<DesiredKey, EnsureRequest>, first: Option<&FirstScan>) {
-        while self.tasks.try_join_next().is_some() {}
+        while let Some(ended) = self.tasks.try_join_next() {
+            // No other task ensures its image.
+            if let Err(Ok(panic)) = ended.map_err(JoinError::try_into_panic) {
+                resume_unwind(panic);
+            }
+        }
         self.running.retain(|key, running| {
             let stays = wanted.contains_key(key);
             if !stays {
@@ -303,7 +309,7 @@ pub(super) async fn hold_present(backend: &dyn Backend, image: &ImageName, hold:
 async fn while_present(backend: &dyn Backend, id: &ImageId) {
     loop {
         time::sleep(CHECK_INTERVAL).await;
-        if let Ok(None) = backend.status(&ImageSpec::named(id)).await {
+        if let Ok(None) = backend.usable_status(&ImageSpec::named(id)).await {
             return;
         }
     }
