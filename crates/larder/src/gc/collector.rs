@@ -273,10 +273,13 @@ impl Collector {
         keep_warnings(&self.policy(), snapshot)
     }
 
-    /// Frees this many bytes, or nothing. Returns true if it did.
+    /// Frees this many bytes for pulls; removes no image if it cannot free as much. Returns true if it did.
     async fn free(&self, bytes: u64) -> bool {
+        let goal = GcGoal::Free { bytes };
         let policy = GcPolicy { when_unreachable: WhenUnreachable::Nothing, ..(*self.policy()).clone() };
-        self.round(GcGoal::Free { bytes }, &policy).await.error.is_none()
+        let _alone = self.round.lock().await;
+        let _running = self.progress.begin(goal);
+        Round::new(self, &policy, goal).keeping_downloads().run().await.error.is_none()
     }
 
     pub(super) fn event(&self, reason: EventReason, message: &str) {
@@ -295,7 +298,7 @@ impl Collector {
 impl RoomMaker for Collector {
     async fn make_room(&self, bytes: u64) -> RoomOutcome {
         let request = self.room.add(bytes);
-        let _turn = self.room.round.lock().await;
+        let _alone = self.room.round.lock().await;
         if request.made.get().is_some() {
             return RoomOutcome::Made;
         }

@@ -28,12 +28,18 @@ pub(super) struct Round<'a> {
     collector: &'a Collector,
     policy: &'a GcPolicy,
     goal: GcGoal,
+    keeps_downloads: bool,
     report: GcReport,
 }
 
 impl<'a> Round<'a> {
     pub(super) fn new(collector: &'a Collector, policy: &'a GcPolicy, goal: GcGoal) -> Round<'a> {
-        Round { collector, policy, goal, report: GcReport::default() }
+        Round { collector, policy, goal, keeps_downloads: false, report: GcReport::default() }
+    }
+
+    /// Reclaims nothing that a pull can resume from, whatever the goal: the round is for pulls that will.
+    pub(super) fn keeping_downloads(self) -> Round<'a> {
+        Round { keeps_downloads: true, ..self }
     }
 
     pub(super) async fn run(mut self) -> GcRoundResult {
@@ -198,7 +204,12 @@ impl<'a> Round<'a> {
         // A filesystem that cannot be measured is the round's error, and not of this step.
         // Not after deletion: that would empty the trash, which counts as reclaimed.
         let before = self.collector.measure_filesystem().await.ok();
-        let outcome = self.reclaim(trigger(self.goal, before, self.policy)).await;
+        let trigger = if self.keeps_downloads {
+            ReclaimTrigger::Schedule
+        } else {
+            trigger(self.goal, before, self.policy)
+        };
+        let outcome = self.reclaim(trigger).await;
         if let Some(error) = &outcome.error {
             tracing::warn!("cannot reclaim all space beside images: {error}");
         }

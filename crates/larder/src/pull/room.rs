@@ -41,8 +41,7 @@ pub(super) fn cannot_fit(error: PullerError) -> PullerError {
     let without_collection = |cause: &BackendError| match cause {
         BackendError::Call { kind, message, .. } if kind.reclaim_bytes().is_some() => {
             let kind = CallErrorKind::InsufficientSpace { reclaim_bytes: None };
-            let message =
-                format!("{message}; no images may be removed for it: in use, leased, kept or too young");
+            let message = format!("{message}; garbage collection cannot free as much now");
             BackendError::call(kind, message)
                 .with_hint(Hint::new().command(["gc", "--dry-run"]).text(" says why each image is retained"))
         }

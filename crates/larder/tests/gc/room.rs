@@ -40,7 +40,7 @@ async fn as_many_images_are_removed_as_pulls_need() {
         collector.make_room(1_000_000),
     );
     assert_eq!(made, (Made, Made, Made, NotEnough));
-    assert_eq!(world.removals(), [id("a"), id("b"), id("c")].map(String::from));
+    assert_eq!(world.removals(), ["a", "b", "c"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -65,7 +65,7 @@ async fn what_is_retained_stays_and_nothing_is_removed_in_vain() {
     assert_eq!(collector.make_room(1500).await, NotEnough);
     assert_eq!(world.removals().len(), 0);
     assert_eq!(collector.make_room(500).await, Made);
-    assert_eq!(world.removals(), [String::from(id("d"))]);
+    assert_eq!(world.removals(), ["d"]);
 }
 
 /// Answers so many requests with success, and counts them.

@@ -106,10 +106,12 @@ impl Collection {
                 .history(Arc::new(metered));
             history = Some(file);
         }
-        let gate = Arc::new(match state.is_locked() {
-            true => RemovalGate::with_file(state.leases(), ensured_lease),
-            false => RemovalGate::default(),
-        });
+        let gate = if state.is_locked() {
+            RemovalGate::with_file(state.leases(), ensured_lease)
+        } else {
+            RemovalGate::default()
+        };
+        let gate = Arc::new(gate);
         let builder = builder
             .policy(policy)
             .gate(Arc::clone(&gate))
@@ -210,7 +212,7 @@ impl Collection {
 #[async_trait]
 impl RoomMaker for Collection {
     async fn make_room(&self, bytes: u64) -> RoomOutcome {
-        if !self.runs.load(Ordering::Relaxed) {
+        if !self.runs.load(Ordering::Relaxed) || !self.collector.policy().is_enabled() {
             return RoomOutcome::NotTried;
         }
         match self.collector() {
