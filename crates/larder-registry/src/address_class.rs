@@ -21,6 +21,9 @@ pub(crate) enum AddressClass {
     Loopback,
 }
 
+/// Metadata services of clouds outside of the link-local range.
+const METADATA: [Ipv4Addr; 2] = [Ipv4Addr::new(168, 63, 129, 16), Ipv4Addr::new(100, 100, 100, 200)];
+
 impl AddressClass {
     pub(crate) fn of(address: IpAddr) -> AddressClass {
         match address.to_canonical() {
@@ -34,9 +37,11 @@ impl AddressClass {
         match first {
             // The kernel connects 0.0.0.0 to this machine.
             _ if address.is_loopback() || first == 0 => AddressClass::Loopback,
-            _ if address.is_link_local() || address.is_multicast() || address.is_broadcast() => {
-                AddressClass::LinkLocal
-            }
+            _ if address.is_link_local() || METADATA.contains(&address) => AddressClass::LinkLocal,
+            // Of one link, of benchmarks, or nobody's.
+            192 if address.octets()[1..3] == [0, 0] => AddressClass::LinkLocal,
+            198 if second & 0xfe == 18 => AddressClass::LinkLocal,
+            224.. => AddressClass::LinkLocal,
             _ if address.is_private() => AddressClass::Private,
             100 if second & 0xc0 == 64 => AddressClass::Private,
             _ => AddressClass::Global,
@@ -44,9 +49,20 @@ impl AddressClass {
     }
 
     fn of_v6(address: Ipv6Addr) -> AddressClass {
+        let segments = address.segments();
+        let embedded = |high: u16, low: u16| {
+            let ([a, b], [c, d]) = (high.to_be_bytes(), low.to_be_bytes());
+            AddressClass::of_v4(Ipv4Addr::new(a, b, c, d))
+        };
+        match segments {
+            [0x64, 0xff9b, 0, 0, 0, 0, high, low] | [0x2002, high, low, ..] => return embedded(high, low),
+            [0xfd00, 0x0ec2, ..] => return AddressClass::LinkLocal,
+            _ => {}
+        }
         if address.is_loopback() || address.is_unspecified() {
             AddressClass::Loopback
-        } else if address.is_unicast_link_local() || address.is_multicast() {
+        } else if segments[0] & 0xffc0 == 0xfec0 || address.is_unicast_link_local() || address.is_multicast()
+        {
             AddressClass::LinkLocal
         } else if address.is_unique_local() {
             AddressClass::Private
@@ -125,6 +141,16 @@ mod tests {
             ("169.254.169.254", LinkLocal),
             ("fe80::1", LinkLocal),
             ("224.0.0.251", LinkLocal),
+            ("168.63.129.16", LinkLocal),
+            ("100.100.100.200", LinkLocal),
+            ("192.0.0.192", LinkLocal),
+            ("198.19.0.1", LinkLocal),
+            ("240.0.0.1", LinkLocal),
+            ("fec0::1", LinkLocal),
+            ("fd00:ec2::254", LinkLocal),
+            ("64:ff9b::a9fe:a9fe", LinkLocal),
+            ("64:ff9b::8.8.8.8", Global),
+            ("2002:7f00:1::", Loopback),
             ("127.0.0.1", Loopback),
             ("0.0.0.0", Loopback),
             ("::1", Loopback),

@@ -1,5 +1,6 @@
 //! Settings of the registry client.
 
+use std::env;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -56,6 +57,20 @@ pub enum Proxy {
         /// Hosts that bypass it, as in `NO_PROXY`.
         except: String,
     },
+}
+
+impl Proxy {
+    /// Returns true if there may be a proxy for some hosts.
+    pub(crate) fn is_configured(&self) -> bool {
+        const VARIABLES: [&str; 3] = ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"];
+        match self {
+            Proxy::None => false,
+            Proxy::Fixed { .. } => true,
+            Proxy::FromEnvironment => VARIABLES
+                .iter()
+                .any(|name| env::var_os(name).is_some() || env::var_os(name.to_lowercase()).is_some()),
+        }
+    }
 }
 
 impl Default for RegistryConfig {

@@ -215,9 +215,12 @@ impl HttpTransport {
             .connect_timeout(self.config.connect_timeout)
             .pool_idle_timeout(Duration::from_secs(15))
             .pool_max_idle_per_host(self.config.connections);
+        // A proxy resolves names itself, and its own name is none that a registry has named.
         let builder = match key.named_by {
-            Some(server) => builder.dns_resolver(Arc::new(GuardedResolver(server))),
-            None => builder,
+            Some(server) if !self.config.proxy.is_configured() => {
+                builder.dns_resolver(Arc::new(GuardedResolver(server)))
+            }
+            _ => builder,
         };
         let builder = match &self.config.proxy {
             _ if key.loopback => builder.no_proxy(),
