@@ -260,8 +260,10 @@ impl RemovalGate {
         match &written {
             Ok(()) => {
                 for (id, Lease { purpose, left }) in leases {
-                    if let Some(lease) = state.leases.get_mut(&(id, purpose)) {
-                        lease.saved = Some(now + left);
+                    match state.leases.get_mut(&(id, purpose)) {
+                        Some(lease) => lease.saved = Some(now + left),
+                        // It was ended while the file was written.
+                        None => state.has_ended_lease = true,
                     }
                 }
             }
