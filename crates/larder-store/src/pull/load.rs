@@ -52,8 +52,11 @@ impl StorePuller {
             let read = store.read_import(from, &platform, base_name.as_ref(), reserve);
             read.map_err(|error| with_reclaimable(error, &store))
         });
-        let import = self.reclaim_if_full(read.await?).await?;
-        let import = Arc::new(import);
+        let read = read.await?;
+        if read.as_ref().is_err_and(PullError::is_no_space) {
+            self.reclaim().await?;
+        }
+        let import = Arc::new(read?);
         let left_out = import.left_out.clone();
         let images = self.load_images(&import).await;
         // Dropping the import may remove unused layers and spooled files: blocking disk work.

@@ -202,7 +202,7 @@ impl StorePuller {
         let acquired = Box::pin(self.acquire(name, credential, &progress, workers)).await?;
         progress.commit();
         let running = Arc::clone(&acquired.running);
-        let commit = self.commit_of(name, acquired);
+        let commit = Self::commit_of(name, acquired);
         let store = self.store.clone();
         // A worker of the pull: if the caller gives up now, the image may still appear.
         let committed = workers.worker().blocking(move || store.commit(&commit, SystemTime::now()));
@@ -289,16 +289,23 @@ impl StorePuller {
         .await?
     }
 
-    /// A pull that failed for lack of space leaves nothing for a retry, nor do other ended pulls.
+    /// A pull that failed for lack of space leaves nothing for a retry, nor do other ended pulls. One that was not admitted has
+    /// written nothing.
     async fn reclaim_if_full<T>(&self, ended: Result<T, PullError>) -> Result<T, PullError> {
-        let is_full =
-            |error: &PullError| error.is_no_space() && !matches!(error, PullError::InsufficientSpace(_));
-        if ended.as_ref().is_err_and(is_full) {
-            let store = self.store.clone();
-            let reclaim = move || store.reclaim(ReclaimTrigger::Pressure, &ClockReading::now());
-            warn_of(&blocking(reclaim).await?);
+        match &ended {
+            Err(PullError::InsufficientSpace(_)) => {}
+            Err(error) if error.is_no_space() => self.reclaim().await?,
+            _ => {}
         }
         ended
+    }
+
+    /// Reclaims everything beside images that no running pull uses.
+    async fn reclaim(&self) -> Result<(), PullError> {
+        let store = self.store.clone();
+        let reclaim = move || store.reclaim(ReclaimTrigger::Pressure, &ClockReading::now());
+        warn_of(&blocking(reclaim).await?);
+        Ok(())
     }
 
     /// Takes a lease on fetched bytes and finished layers until the image is committed, so that a retry can use them even
@@ -328,7 +335,7 @@ impl StorePuller {
         Ok(id)
     }
 
-    fn commit_of(&self, name: &Reference, acquired: AcquiredImage) -> ImageCommit {
+    fn commit_of(name: &Reference, acquired: AcquiredImage) -> ImageCommit {
         let AcquiredImage { documents, plan, layers, downloads, lease, .. } = acquired;
         let mut manifests = vec![(documents.target.descriptor.digest.clone(), documents.target.raw.to_vec())];
         if documents.manifest.descriptor.digest != documents.target.descriptor.digest {
