@@ -54,7 +54,9 @@ pub(crate) fn all_kinds() -> Vec<ScriptEntry> {
 fn check(layer: &[u8]) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("layer");
-    fs_err::write(&path, layer).unwrap();
+    // fsck.erofs 1.5 reads the header of attributes behind each inode, also where the inode has none and the file ends.
+    let padding = [0; 4096];
+    fs_err::write(&path, [layer, &padding[..]].concat()).unwrap();
     run("fsck.erofs", &["--extract"], &path);
     run("dump.erofs", &["-s", "-S"], &path);
 }
