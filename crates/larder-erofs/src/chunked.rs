@@ -74,7 +74,9 @@ impl<T: FileRecord> ChunkedVec<T> {
         let (mut end, mut bytes) = (offset, Vec::with_capacity(T::SIZE << BITS));
         for chunk in &self.chunks {
             bytes.clear();
-            chunk.iter().for_each(|value| value.encode(&mut bytes));
+            for value in chunk {
+                value.encode(&mut bytes);
+            }
             file.write_at(end, &bytes)?;
             end += bytes.len() as u64;
         }

@@ -94,7 +94,9 @@ impl FileRecord for TreeNode {
     const SIZE: usize = 12;
 
     fn encode(self, to: &mut Vec<u8>) {
-        [self.name, self.packed, self.target].iter().for_each(|field| to.extend(field.to_le_bytes()));
+        for field in [self.name, self.packed, self.target] {
+            to.extend(field.to_le_bytes());
+        }
     }
 
     fn decode(bytes: &[u8]) -> TreeNode {
@@ -158,7 +160,9 @@ impl FileRecord for TreeDirectory {
     fn encode(self, to: &mut Vec<u8>) {
         to.extend(self.mtime.to_le_bytes());
         let fields = [self.nanos, self.node, self.uid, self.gid, self.xattrs, self.mode_and_flags.into()];
-        fields.iter().for_each(|field| to.extend(field.to_le_bytes()));
+        for field in fields {
+            to.extend(field.to_le_bytes());
+        }
     }
 
     fn decode(bytes: &[u8]) -> TreeDirectory {

@@ -184,10 +184,11 @@ impl<O: ErofsOutput> ErofsWriter<O> {
         let rejected = |problem| ErofsError::rejected(entry.path, problem);
         let path = clean(entry.path);
         if path.is_empty() {
-            return match entry.kind {
-                ErofsEntryKind::Directory => self.describe_directory(ROOT, entry),
-                _ => Err(rejected(EntryProblem::RootNotDirectory)),
-            };
+            if !matches!(entry.kind, ErofsEntryKind::Directory) {
+                return Err(rejected(EntryProblem::RootNotDirectory));
+            }
+            self.describe_directory(ROOT, entry);
+            return Ok(());
         }
         // What an old union filesystem kept for itself.
         if self.options.whiteouts
@@ -216,7 +217,8 @@ impl<O: ErofsOutput> ErofsWriter<O> {
             ErofsEntryKind::Sparse { size, extents } => self.start_file(place, entry, size, Some(extents)),
             ErofsEntryKind::Directory => {
                 let dir = self.directory(place, entry.mtime)?;
-                self.describe_directory(dir, entry)
+                self.describe_directory(dir, entry);
+                Ok(())
             }
             ErofsEntryKind::Symlink { target } => self.symlink(place, entry, target),
             ErofsEntryKind::HardLink { target } => self.hard_link(place, target),
@@ -266,11 +268,10 @@ impl<O: ErofsOutput> ErofsWriter<O> {
         self.tree.mark_opaque(dir);
     }
 
-    fn describe_directory(&mut self, dir: DirId, entry: &ErofsEntry<'_>) -> Result<(), ErofsError> {
+    fn describe_directory(&mut self, dir: DirId, entry: &ErofsEntry<'_>) {
         let xattrs = self.xattrs(entry, file_type::DIRECTORY);
         let owner = (entry.uid, entry.gid);
         self.tree.describe_directory(dir, mode_bits(entry.mode), owner, entry.mtime, xattrs);
-        Ok(())
     }
 
     /// Hides a name of the lower layers.

@@ -14,14 +14,14 @@ use larder::gc::ClockReading;
 use larder::hint::Hint;
 use larder::pod::Pod;
 use larder::pull::{BackendFailure, EnsureReason, EnsureRequest, ImageManager, PullPolicy};
-use larder::reference::Digest;
+use larder::reference::{Digest, Reference};
 use larder::scheduler::Scheduler;
 use larder_registry::{Proxy, RegistryClient, RegistryConfig};
 use larder_store::backend::StoreBackend;
 use larder_store::disk::DiskSpace;
 use larder_store::mounts::MountOptions;
 use larder_store::pull::{StorePullConfig, StorePuller};
-use larder_store::store::{LeaseRecord, LeaseResources, Store, StoreConfig};
+use larder_store::store::{BlobSource, LeaseRecord, LeaseResources, Store, StoreConfig, TransferLogin};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, PutImage, ResponseFault};
 use tempfile::TempDir;
@@ -112,8 +112,12 @@ async fn a_resumed_layer_shows_the_bytes_already_fetched() {
     let (_dir, store, registry) = node();
     let layer = TarBuilder::new().with(TarBuilderEntry::file("web", vec![7; 300_000])).finish();
     let image = registry.put_image("shop/web", "1", PLAIN, std::slice::from_ref(&layer), &[]);
-    let digest = Digest::parse(&image.layers[0]).unwrap();
-    store.ingest(&digest, layer.len() as u64).unwrap().write_at(&layer[..100_000], 0).unwrap();
+    let (name, digest) = (registry.image("shop/web:1"), Digest::parse(&image.layers[0]).unwrap());
+    let name = Reference::parse(&name).unwrap();
+    let blob = BlobSource::registry(&name, TransferLogin::Anonymous, digest, layer.len() as u64);
+    let download = store.ingest(&blob.download(), layer.len() as u64).unwrap();
+    download.write_at(&layer[..100_000], 0).unwrap();
+    drop(download);
     registry.fault(FaultTrigger::path(&image.layers[0]), ResponseFault::StallAfter(0));
     let detail =
         seen(&registry, &store, |detail| detail.layers.first().is_some_and(|layer| layer.bytes.done > 0));
@@ -218,7 +222,7 @@ async fn refused(store: &Store, image: &str) -> String {
 async fn a_pull_that_can_never_fit_costs_no_other_pull_what_it_has_fetched() {
     let (dir, store, registry) = node();
     let other = Digest::parse(&format!("sha256:{}", "a".repeat(64))).unwrap();
-    store.ingest(&other, 1 << 20).unwrap().write_at(&[7; 100_000], 0).unwrap();
+    store.ingest(&other, 1 << 20).unwrap().write_at(&vec![7; 100_000], 0).unwrap();
     let ingests = || fs_err::read_dir(dir.path().join("store/ingest")).unwrap().count();
     assert_eq!(ingests(), 1);
     let error = refused(&store, &registry.image("shop/web:1")).await;

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
+use std::fmt::Write as _;
 use std::io::{self, Read};
 use std::sync::Arc;
 
@@ -86,7 +87,10 @@ fn many_layers_of_many_empty_files_wait_in_little_memory() {
     while archive.read(&mut block).unwrap() > 0 {
         hasher.update(block);
     }
-    let hex = hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let mut hex = String::new();
+    for byte in hasher.finalize() {
+        write!(hex, "{byte:02x}").unwrap();
+    }
     let diff_id = Digest::parse(&format!("sha256:{hex}")).unwrap();
     let expected = ExpectedLayer { digest: None, size: None, diff_id: &diff_id };
     let memory = LayerMemory::new(SHARED);

@@ -313,7 +313,9 @@ fn write_layout(dir: &Path, name: &str, config: &[u8], layers: &[(String, Vec<u8
         .iter()
         .map(|(digest, bytes)| json!({"mediaType": PLAIN, "digest": digest, "size": bytes.len()}))
         .collect();
-    layers.iter().for_each(|(digest, bytes)| put(digest, bytes));
+    for (digest, bytes) in layers {
+        put(digest, bytes);
+    }
     let document = |media_type: &str, bytes: &[u8]| {
         let digest = Digest::sha256(bytes).to_string();
         put(&digest, bytes);
@@ -568,7 +570,7 @@ proptest! {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let mut world = ReuseWorld::new(&holdings);
-            let mut archived = vec![false; LAYERS];
+            let mut archived = [false; LAYERS];
             for step in &steps {
                 let Some((present, has)) = world.make(step).await else { continue };
                 if let ReuseStep::Load { holdings, layers, .. } = step {

@@ -238,7 +238,7 @@ async fn remove_one(
         let removal = remove_from_backend(&image.id, &names, force, &parts).await;
         match &removal {
             Ok(Removed::Image { freed }) => {
-                parts.collection.record_removal(RequestApi::Control, &image, *freed).await
+                parts.collection.record_removal(RequestApi::Control, &image, *freed).await;
             }
             Ok(Removed::Names) => parts.collection.record_untagged(RequestApi::Control, &image, &names),
             Err(error) => {

@@ -110,7 +110,7 @@ impl Node {
             Arc::clone(&observability),
         );
         let (storage, settings) = (Arc::new(storage), parts.settings);
-        Node { storage, collection, observability, pulls, workloads, settings, state }
+        Node { storage, pulls, collection, observability, workloads, settings, state }
     }
 
     /// A description of the backend, for operators.

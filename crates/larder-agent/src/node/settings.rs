@@ -61,12 +61,12 @@ impl NodeSettings {
         setting: impl Fn(&Config) -> T,
         mut work: impl AsyncFnMut(T),
     ) {
-        let mut changes = self.now.subscribe();
+        let mut subscriber = self.now.subscribe();
         loop {
-            let now = setting(&changes.borrow_and_update());
+            let now = setting(&subscriber.borrow_and_update());
             let changed = async {
                 // The sender lives as long as the settings.
-                let _ = changes.wait_for(|config| setting(config) != now).await;
+                let _ = subscriber.wait_for(|config| setting(config) != now).await;
             };
             tokio::select! {
                 () = work(now.clone()) => return,

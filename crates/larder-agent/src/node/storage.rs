@@ -39,11 +39,11 @@ impl Storage {
     pub(crate) fn build(
         config: &Config,
         mut handle: BackendHandle,
-        publishes: bool,
+        has_publisher: bool,
         hidden: Option<&Arc<HiddenImages>>,
         observability: &Arc<Observability>,
     ) -> (Storage, CollectorBuilder) {
-        let publisher = handle.store().filter(|_| publishes);
+        let publisher = handle.store().filter(|_| has_publisher);
         let publisher = publisher.and_then(|store| StorePublisher::of(store, config, hidden.cloned()));
         let publisher = publisher.map(Arc::new);
         if let Some(publisher) = &publisher {

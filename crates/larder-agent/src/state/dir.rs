@@ -179,7 +179,6 @@ impl StateDir {
     }
 
     /// Returns the path of the images that image sets of the cluster retain.
-    #[cfg(feature = "kube")]
     pub(crate) fn image_sets(&self) -> PathBuf {
         self.path.join("image-sets.json")
     }

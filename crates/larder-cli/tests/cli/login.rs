@@ -186,7 +186,7 @@ fn a_token_request_for_a_login_names_no_repository() {
     registry.require(FaultRegistryAuth::Token { realm: String::new(), login, expires_in: 60 });
     log_in(&world, &registry.address(), "bob", PASSWORD).expect(0);
     let run = log_in(&world, &registry.address(), "bob", "planted-wrong").expect(1);
-    assert!(run.stderr.contains("incorrect username or password"), "{run:?}");
+    assert!(run.stderr.contains("rejected the credentials: 401 Unauthorized"), "{run:?}");
     assert_untold(&run);
 }
 

@@ -23,7 +23,9 @@ impl FileRecord for PendingLink {
     const SIZE: usize = 8;
 
     fn encode(self, to: &mut Vec<u8>) {
-        [self.node, self.target].iter().for_each(|field| to.extend(field.to_le_bytes()));
+        for field in [self.node, self.target] {
+            to.extend(field.to_le_bytes());
+        }
     }
 
     fn decode(bytes: &[u8]) -> PendingLink {

@@ -47,7 +47,7 @@ struct WriteCanceled;
 
 /// Returns true for the error of a write that was canceled.
 pub(super) fn is_cancellation(error: &io::Error) -> bool {
-    error.get_ref().is_some_and(|cause| cause.is::<WriteCanceled>())
+    error.get_ref().is_some_and(<dyn std::error::Error + Send + Sync>::is::<WriteCanceled>)
 }
 
 impl LayerOutput {

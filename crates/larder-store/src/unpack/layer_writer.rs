@@ -341,13 +341,14 @@ impl PendingLayer {
                 self.hard_link(&link.path, &found.path)
             }
             // The layer hides the file after it has linked to it: its links are the file's only names.
-            OverlayView::Hidden => match self.hidden_files.get(&(found.layer, found.inode.nid)) {
-                Some(first) => self.hard_link(&link.path, &self.writer.link_path(*first)),
-                None => {
-                    self.hidden_files.insert((found.layer, found.inode.nid), number);
-                    self.copy_file(&link.path, &found, lowers)
+            OverlayView::Hidden => {
+                let file = (found.layer, found.inode.nid);
+                if let Some(first) = self.hidden_files.get(&file) {
+                    return self.hard_link(&link.path, &self.writer.link_path(*first));
                 }
-            },
+                self.hidden_files.insert(file, number);
+                self.copy_file(&link.path, &found, lowers)
+            }
         }
     }
 

@@ -303,15 +303,15 @@ fn a_user_namespace_extracts_layers_and_mounts_them() {
     if !can_mount() {
         return;
     }
-    let test = Command::new("unshare")
+    let run = Command::new("unshare")
         .args(["--user", "--map-root-user", "--mount", "--propagation", "private"])
         .arg(std::env::current_exe().unwrap())
         .args(["--exact", "layer_mounts::a_user_namespace_extracts_layers_and_mounts_them", "--nocapture"])
         .env(IN_NAMESPACE, "1")
         .output()
         .unwrap();
-    let text = String::from_utf8_lossy(&test.stdout).into_owned() + &String::from_utf8_lossy(&test.stderr);
-    assert!(test.status.success() && text.contains("1 passed"), "{text}");
+    let output = String::from_utf8_lossy(&run.stdout).into_owned() + &String::from_utf8_lossy(&run.stderr);
+    assert!(run.status.success() && output.contains("1 passed"), "{output}");
 }
 
 fn mount_in_user_namespace() {
@@ -326,7 +326,7 @@ fn mount_in_user_namespace() {
     assert!(entries(&one.0.join("dev")).is_empty(), "a user namespace makes no devices");
     scratch.store.umount(&one.0).unwrap();
     let extracted = entries(&scratch.store.root().join("extracted"));
-    assert!(extracted.len() == 1 && extracted[0].ends_with(".user"), "{extracted:?}");
+    assert!(extracted.len() == 1 && extracted[0].strip_suffix(".user").is_some(), "{extracted:?}");
     scratch.store.umount(&two.0).unwrap();
     assert!(entries(&scratch.store.root().join("extracted")).is_empty());
     scratch.store.empty_trash().unwrap();

@@ -117,7 +117,8 @@ fn check_metadata(layer: &LayerReader, inode: &ErofsInode, entry: &TarBuilderEnt
         expected.push((case.name.into(), case.stored.clone()));
     }
     let mut found = layer.xattrs(inode).unwrap();
-    (expected.sort(), found.sort());
+    expected.sort();
+    found.sort();
     assert_eq!(found, expected);
 }
 
@@ -141,7 +142,8 @@ fn check_mounted(path: &Path, layer: &LayerReader, inode: &ErofsInode, kind: u8)
             (name.to_vec(), value)
         })
         .collect();
-    (expected.sort(), found.sort());
+    expected.sort();
+    found.sort();
     assert_eq!(found, expected);
 }
 

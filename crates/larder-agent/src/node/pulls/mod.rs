@@ -46,7 +46,7 @@ impl PullsSettings {
 pub(crate) struct Pulls {
     manager: Arc<ImageManager>,
     /// Pull times of pods whose images are being requested.
-    pod_pulls: Arc<PodPulls>,
+    pod_times: Arc<PodPulls>,
     records: Option<Arc<PullRecordStore>>,
     /// The images that kubelet does not see, where there may be any.
     hidden: Option<Arc<HiddenImages>>,
@@ -84,7 +84,7 @@ impl Pulls {
             manager = manager.records(Arc::clone(records) as Arc<dyn PullRecords>);
         }
         let (manager, recovered) = (Arc::new(manager.build()), OnceCell::new());
-        Pulls { manager, pod_pulls, records, hidden, recovered, observability, collection }
+        Pulls { manager, pod_times: pod_pulls, records, hidden, recovered, observability, collection }
     }
 
     /// Takes over settings that changed.
@@ -117,7 +117,7 @@ impl Pulls {
 
     /// Measures the pulls of pods.
     pub(crate) fn pod_pulls(&self) -> &Arc<PodPulls> {
-        &self.pod_pulls
+        &self.pod_times
     }
 
     /// Pull records; `None` where kubelet's feature gate is off.
