@@ -1,4 +1,4 @@
-//! Fetches one layer and unpacks it into a staging directory at the same time.
+//! Fetches one layer and unpacks it into an EROFS file in a staging directory at the same time.
 //!
 //! The fetch writes parallel ranges into an ingest file; a thread reads the contiguous part of that file in order, and
 //! verifies, decompresses and unpacks it. The bytes in the ingest file survive a failure, a drop and a restart.
