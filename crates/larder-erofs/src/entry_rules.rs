@@ -1,4 +1,4 @@
-//! What an entry of a layer may hold. The rules are applied before anything of an entry is written, so that a mount shows what
+//! Rules of the content of an entry of a layer. They are applied before anything of an entry is written, so that a mount shows what
 //! was written: nothing is left to a kernel that would fold, cut or refuse it.
 //!
 //! | part of an entry | kept | left out, and counted | rejected |

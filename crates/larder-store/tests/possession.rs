@@ -371,7 +371,7 @@ async fn an_archive_gets_no_layer_by_its_diff_id_or_digest() {
     }
 }
 
-/// What a registry, or an archive, has of a layer.
+/// A layer as a registry, or an archive, has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Holding {
     Bytes,
