@@ -145,14 +145,15 @@ impl InsufficientSpace {
         admit(self.need, self.free + self.reclaimable, self.reserve, DiskSpace::default()).is_ok()
     }
 
-    /// Returns the bytes that garbage collection has to free: for the likely size of the pull, if removing images can
-    /// free as much. `None` if it cannot free enough, or if only inodes are short.
+    /// Returns the bytes that garbage collection has to free: for the likely size of the pull if removing images can free as
+    /// much, else for the least. `None` if it cannot free enough, or if only inodes are short.
     pub(crate) fn reclaim_bytes(&self) -> Option<u64> {
         if !self.fits_after_gc() || self.lacks_inodes_only() {
             return None;
         }
         let missing = |need: u64| need.saturating_add(self.reserve.bytes).saturating_sub(self.free.bytes);
-        Some(missing(self.need.least.bytes).max(missing(self.need.likely.bytes).min(self.reclaimable.bytes)))
+        let likely = missing(self.need.likely.bytes);
+        Some(if likely <= self.reclaimable.bytes { likely } else { missing(self.need.least.bytes) })
     }
 
     /// Returns the next step that the reader could try.

@@ -276,7 +276,11 @@ impl Collector {
     /// Frees this many bytes for pulls; removes no image if it cannot free as much. Returns true if it did.
     async fn free(&self, bytes: u64) -> bool {
         let goal = GcGoal::Free { bytes };
-        let policy = GcPolicy { when_unreachable: WhenUnreachable::Nothing, ..(*self.policy()).clone() };
+        let policy = GcPolicy {
+            when_unreachable: WhenUnreachable::Nothing,
+            free_margin_percent: 0,
+            ..(*self.policy()).clone()
+        };
         let _alone = self.round.lock().await;
         let _running = self.progress.begin(goal);
         Round::new(self, &policy, goal).keeping_downloads().run().await.error.is_none()

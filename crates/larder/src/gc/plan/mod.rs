@@ -113,7 +113,7 @@ pub(super) fn stages(goal: GcGoal, policy: &GcPolicy) -> impl Iterator<Item = Gc
     has_age_stage.then_some(GcGoal::Age).into_iter().chain([goal])
 }
 
-/// Plans all [`stages`] of a round for this goal. Every image that no stage removes gets the reason for which the last one
+/// Plans all `stages` of a round for this goal. Every image that no stage removes gets the reason for which the last one
 /// retains it.
 pub fn plan(snapshot: &GcSnapshot, policy: &GcPolicy, goal: GcGoal) -> GcPlan {
     let (mut rest, mut planned) = (snapshot.clone(), None);
