@@ -23,17 +23,18 @@ const HELP: &str = "\
 Compare cold pulls of images by larder's own store, containerd and podman (needs root).
 
 usage: larder-pull-bench [--runs N] [--dir DIR] [--loop cached|direct] [--only NAME[,NAME]] [--larder PATH]
-                         [--containerd PATH] LAYOUT...
+                         [--baseline PATH] [--containerd PATH] LAYOUT...
 
   LAYOUT             a dir with an OCI image layout that has one image
   --runs N           how often each program pulls each image; default 3
   --dir DIR          where the filesystems for the pulls are made, 16 GB at most each; default: the temporary dir
   --loop direct      write to these filesystems past the page cache of the file behind them, which a disk
                      of their own would not have either; DIR must allow it (memory does not); default: cached
-  --only NAME,...    of: larder, floor, containerd, podman;
+  --only NAME,...    of: larder, baseline, floor, containerd, podman;
                      default: all that are installed; floor fetches, hashes and writes each layer as one file and
                      needs Python, with the package isal for speed
   --larder PATH      default: the larder next to this program
+  --baseline PATH    another larder, usually of an older commit
   --containerd PATH  another containerd than the one on PATH
 
 Prints medians. Wall time ends with the pull; larder's includes making the image durable, that of the others does not: the next
@@ -71,7 +72,7 @@ impl PullBenchOptions {
     fn parse(words: Vec<OsString>) -> Outcome<PullBenchOptions> {
         let larder = env::current_exe()?.with_file_name("larder");
         let containerd = find_program("containerd").unwrap_or_default();
-        let programs = ProgramPaths { larder, containerd, podman: find_program("podman") };
+        let programs = ProgramPaths { larder, baseline: None, containerd, podman: find_program("podman") };
         let (dir, loop_io) = (env::temp_dir(), LoopFileIo::Cached);
         let mut options =
             PullBenchOptions { runs: 3, dir, loop_io, only: None, programs, layouts: Vec::new() };
@@ -99,6 +100,7 @@ impl PullBenchOptions {
                     options.only = Some(names.split(',').map(PullProgram::named).collect::<Outcome<_>>()?);
                 }
                 "--larder" => options.programs.larder = value.into(),
+                "--baseline" => options.programs.baseline = Some(value.into()),
                 "--containerd" => options.programs.containerd = value.into(),
                 _ => return Err(format!("{name}: not understood; see --help").into()),
             }
@@ -118,7 +120,7 @@ fn bench(options: &PullBenchOptions) -> Outcome<()> {
     kinds.retain(|kind| {
         let missing = options.programs.missing_program(*kind);
         if let Some(missing) = missing {
-            eprintln!("without {}: {missing} is not installed", kind.name());
+            eprintln!("without {}: {missing} is not there", kind.name());
         }
         missing.is_none()
     });

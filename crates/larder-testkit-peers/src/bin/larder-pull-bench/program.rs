@@ -18,6 +18,8 @@ const FLOOR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/bench/pull_
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PullProgram {
     Larder,
+    /// Another build of larder.
+    Baseline,
     /// `docs/bench/pull_floor.py`: each layer is fetched, hashed and written as one file, and nothing else.
     Floor,
     /// With the gzip of the Go library.
@@ -26,12 +28,18 @@ pub(crate) enum PullProgram {
 }
 
 impl PullProgram {
-    pub(crate) const ALL: [PullProgram; 4] =
-        [PullProgram::Larder, PullProgram::Floor, PullProgram::Containerd, PullProgram::Podman];
+    pub(crate) const ALL: [PullProgram; 5] = [
+        PullProgram::Larder,
+        PullProgram::Baseline,
+        PullProgram::Floor,
+        PullProgram::Containerd,
+        PullProgram::Podman,
+    ];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             PullProgram::Larder => "larder",
+            PullProgram::Baseline => "baseline",
             PullProgram::Floor => "floor",
             PullProgram::Containerd => "containerd",
             PullProgram::Podman => "podman",
@@ -47,6 +55,7 @@ impl PullProgram {
 /// Where the programs are.
 pub(crate) struct ProgramPaths {
     pub(crate) larder: PathBuf,
+    pub(crate) baseline: Option<PathBuf>,
     pub(crate) containerd: PathBuf,
     pub(crate) podman: Option<PathBuf>,
 }
@@ -89,6 +98,7 @@ impl ProgramPaths {
     pub(crate) fn missing_program(&self, kind: PullProgram) -> Option<&'static str> {
         match kind {
             PullProgram::Larder => None,
+            PullProgram::Baseline => self.baseline.is_none().then_some("--baseline PATH"),
             PullProgram::Floor => find_program("python3").is_none().then_some("python3"),
             PullProgram::Podman => self.podman.is_none().then_some("podman"),
             PullProgram::Containerd => self.containerd.as_os_str().is_empty().then_some("containerd"),
@@ -105,11 +115,11 @@ impl ProgramPaths {
     ) -> Outcome<PullCost> {
         let store = root.join("store");
         match kind {
-            PullProgram::Larder => measure(
-                Command::new(&self.larder).arg("--root").arg(&store).args(["pull", image]),
-                None,
-                root,
-            ),
+            PullProgram::Larder => larder_pull(&self.larder, &store, image, root),
+            PullProgram::Baseline => {
+                let baseline = self.baseline.as_deref().ok_or("--baseline is not given")?;
+                larder_pull(baseline, &store, image, root)
+            }
             PullProgram::Floor => {
                 fs_err::create_dir(&store)?;
                 measure(Command::new("python3").arg(FLOOR).arg(image).arg(&store), None, root)
@@ -138,6 +148,10 @@ impl ProgramPaths {
             }
         }
     }
+}
+
+fn larder_pull(program: &Path, store: &Path, image: &str, root: &Path) -> Outcome<PullCost> {
+    measure(Command::new(program).arg("--root").arg(store).args(["pull", image]), None, root)
 }
 
 #[expect(clippy::disallowed_methods, reason = "what is measured lives in real time")]
