@@ -2,8 +2,11 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use super::docker_config::DockerConfigEntry;
 use super::hash::hash;
+use super::json::or_null;
 use super::secret::Secret;
 
 /// A credential for a registry.
@@ -111,12 +114,16 @@ impl fmt::Display for SecretCoordinates {
 }
 
 /// Where a service account is.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct ServiceAccountCoordinates {
     /// `metadata.uid`.
+    #[serde(deserialize_with = "or_null")]
     pub uid: String,
     /// `metadata.namespace`.
+    #[serde(deserialize_with = "or_null")]
     pub namespace: String,
     /// `metadata.name`.
+    #[serde(deserialize_with = "or_null")]
     pub name: String,
 }

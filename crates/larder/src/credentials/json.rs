@@ -6,7 +6,7 @@
 
 use std::io;
 
-use serde::Serialize;
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Serializer;
 use serde_json::ser::Formatter;
 use zeroize::Zeroizing;
@@ -332,6 +332,13 @@ pub(super) fn is_field(name: &str, field: &str) -> bool {
         c => c.to_ascii_lowercase(),
     };
     name.chars().map(fold).eq(field.chars().map(fold))
+}
+
+/// Reads a field as Go does: `null` is the empty value.
+pub(crate) fn or_null<'de, T: Deserialize<'de> + Default, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<T, D::Error> {
+    Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
 /// The JSON text of a value as Go writes it, in a buffer of at least `room` bytes. If that is enough, no copy of a secret

@@ -4,14 +4,14 @@
 //! read as well. What is written is one line, with fields and keys in kubelet's order and Go's escapes.
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::fmt;
+use std::ops::Not;
 
 use serde::de::{self, Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
 use super::rfc3339::Rfc3339Time;
-use crate::credentials::json;
+use crate::credentials::json::{self, or_null};
 use crate::credentials::{SecretCoordinates, ServiceAccountCoordinates};
 use crate::reference::{Digest, ImageId, ImageName};
 
@@ -39,13 +39,25 @@ pub struct ImagePulledRecord {
 }
 
 /// The credentials that give access to an image under one name.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct ImagePullCredentials {
     /// Pods with one of these pull secrets.
+    #[serde(
+        rename = "kubernetesSecrets",
+        deserialize_with = "or_null",
+        skip_serializing_if = "Vec::is_empty"
+    )]
     pub secrets: Vec<RecordedSecret>,
     /// Pods with one of these service accounts.
+    #[serde(
+        rename = "kubernetesServiceAccounts",
+        deserialize_with = "or_null",
+        skip_serializing_if = "Vec::is_empty"
+    )]
     pub service_accounts: Vec<ServiceAccountCoordinates>,
     /// Every pod on the node.
+    #[serde(rename = "nodePodsAccessible", deserialize_with = "or_null", skip_serializing_if = "Not::not")]
     pub node_pods: bool,
 }
 
@@ -62,7 +74,8 @@ impl ImagePullCredentials {
 }
 
 /// A pull secret that an image was pulled with. Its hash is left out of `Debug`: short passwords can be guessed from it.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "SecretText", into = "SecretText")]
 pub struct RecordedSecret {
     /// Its coordinates.
     pub at: SecretCoordinates,
@@ -138,24 +151,18 @@ impl ImagePulledRecord {
             .last_updated_time
             .map(|time| Rfc3339Time::parse(&time).ok_or(DocumentError::Time))
             .transpose()?;
-        let names = read.credential_mapping.unwrap_or_default().0;
-        let names = names.into_iter().map(|(name, access)| (name, access.into())).collect();
-        Ok(Decoded {
-            document: ImagePulledRecord { last_updated, image_ref: read.image_ref, names },
-            current_version,
-        })
+        let RecordText { image_ref, credential_mapping: names, .. } = read;
+        Ok(Decoded { document: ImagePulledRecord { last_updated, image_ref, names }, current_version })
     }
 
     /// The text of its file.
     pub fn encode(&self) -> String {
-        let names = self.names.iter().map(|(name, access)| (name.clone(), access.into()));
         line(&RecordText {
             kind: PULLED.into(),
             api_version: VERSION.into(),
             last_updated_time: self.last_updated.map(|time| time.to_string()),
             image_ref: self.image_ref.clone(),
-            credential_mapping: Some(CredentialMappingText(names.collect()))
-                .filter(|mapping| !mapping.0.is_empty()),
+            credential_mapping: self.names.clone(),
         })
     }
 }
@@ -209,19 +216,8 @@ struct RecordText {
     last_updated_time: Option<String>,
     #[serde(default, deserialize_with = "or_null")]
     image_ref: ImageId,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    credential_mapping: Option<CredentialMappingText>,
-}
-
-#[derive(Serialize, Deserialize, Default)]
-#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
-struct PullCredentialsText {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    kubernetes_secrets: Option<Vec<SecretText>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    kubernetes_service_accounts: Option<Vec<AccountText>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    node_pods_accessible: Option<bool>,
+    #[serde(default, deserialize_with = "without_repeats", skip_serializing_if = "BTreeMap::is_empty")]
+    credential_mapping: BTreeMap<String, ImagePullCredentials>,
 }
 
 #[derive(Serialize, Deserialize, Default)]
@@ -237,95 +233,47 @@ struct SecretText {
     credential_hash: String,
 }
 
-#[derive(Serialize, Deserialize, Default)]
-#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
-struct AccountText {
-    #[serde(deserialize_with = "or_null")]
-    uid: String,
-    #[serde(deserialize_with = "or_null")]
-    namespace: String,
-    #[serde(deserialize_with = "or_null")]
-    name: String,
-}
-
-impl From<PullCredentialsText> for ImagePullCredentials {
-    fn from(text: PullCredentialsText) -> ImagePullCredentials {
-        let secret = |SecretText { uid, namespace, name, credential_hash }| RecordedSecret {
-            at: SecretCoordinates { uid, namespace, name },
-            hash: credential_hash,
-        };
-        let account =
-            |AccountText { uid, namespace, name }| ServiceAccountCoordinates { uid, namespace, name };
-        ImagePullCredentials {
-            secrets: text.kubernetes_secrets.unwrap_or_default().into_iter().map(secret).collect(),
-            service_accounts: text
-                .kubernetes_service_accounts
-                .unwrap_or_default()
-                .into_iter()
-                .map(account)
-                .collect(),
-            node_pods: text.node_pods_accessible.unwrap_or_default(),
-        }
+impl From<SecretText> for RecordedSecret {
+    fn from(SecretText { uid, namespace, name, credential_hash }: SecretText) -> RecordedSecret {
+        RecordedSecret { at: SecretCoordinates { uid, namespace, name }, hash: credential_hash }
     }
 }
 
-impl From<&ImagePullCredentials> for PullCredentialsText {
-    fn from(access: &ImagePullCredentials) -> PullCredentialsText {
-        let secret = |RecordedSecret { at, hash }: &RecordedSecret| {
-            let SecretCoordinates { uid, namespace, name } = at.clone();
-            SecretText { uid, namespace, name, credential_hash: hash.clone() }
-        };
-        let account = |at: &ServiceAccountCoordinates| {
-            let ServiceAccountCoordinates { uid, namespace, name } = at.clone();
-            AccountText { uid, namespace, name }
-        };
-        let secrets: Vec<_> = access.secrets.iter().map(secret).collect();
-        let accounts: Vec<_> = access.service_accounts.iter().map(account).collect();
-        PullCredentialsText {
-            kubernetes_secrets: Some(secrets).filter(|secrets| !secrets.is_empty()),
-            kubernetes_service_accounts: Some(accounts).filter(|accounts| !accounts.is_empty()),
-            node_pods_accessible: Some(true).filter(|_| access.node_pods),
-        }
+impl From<RecordedSecret> for SecretText {
+    fn from(RecordedSecret { at, hash }: RecordedSecret) -> SecretText {
+        SecretText { uid: at.uid, namespace: at.namespace, name: at.name, credential_hash: hash }
     }
 }
 
-/// As Go reads: `null` is the empty value.
-fn or_null<'de, T: Deserialize<'de> + Default, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
-    Option::deserialize(deserializer).map(Option::unwrap_or_default)
-}
+/// Reads a mapping in which a repeated name is an error.
+fn without_repeats<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<BTreeMap<String, ImagePullCredentials>, D::Error> {
+    struct CredentialMappingVisitor;
 
-/// A mapping in which a repeated key is an error.
-#[derive(Serialize, Default)]
-struct CredentialMappingText(BTreeMap<String, PullCredentialsText>);
+    impl<'de> Visitor<'de> for CredentialMappingVisitor {
+        type Value = BTreeMap<String, ImagePullCredentials>;
 
-impl<'de> Deserialize<'de> for CredentialMappingText {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct CredentialMappingVisitor;
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("image names")
+        }
 
-        impl<'de> Visitor<'de> for CredentialMappingVisitor {
-            type Value = CredentialMappingText;
+        fn visit_unit<E: de::Error>(self) -> Result<Self::Value, E> {
+            Ok(BTreeMap::new())
+        }
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("image names")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<CredentialMappingText, A::Error> {
-                let mut names = BTreeMap::new();
-                while let Some(name) = map.next_key::<String>()? {
-                    match names.entry(name) {
-                        Entry::Occupied(_) => return Err(de::Error::custom("duplicate name")),
-                        Entry::Vacant(place) => {
-                            place
-                                .insert(map.next_value::<Option<PullCredentialsText>>()?.unwrap_or_default());
-                        }
-                    }
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            let mut names = BTreeMap::new();
+            while let Some((name, access)) = map.next_entry::<String, Option<ImagePullCredentials>>()? {
+                if names.insert(name, access.unwrap_or_default()).is_some() {
+                    return Err(de::Error::custom("duplicate name"));
                 }
-                Ok(CredentialMappingText(names))
             }
+            Ok(names)
         }
-
-        deserializer.deserialize_map(CredentialMappingVisitor)
     }
+
+    deserializer.deserialize_any(CredentialMappingVisitor)
 }
 
 #[cfg(test)]

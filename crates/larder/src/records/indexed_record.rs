@@ -1,7 +1,8 @@
 //! A pull record with indexes: a check costs the same for any number of credentials. Pure.
 
+use std::collections::{HashMap, HashSet};
+
 use super::document::{ImagePullCredentials, ImagePulledRecord, RecordedSecret};
-use super::hash_index::{HashIndex, hash_of};
 use crate::credentials::{SecretCoordinates, ServiceAccountCoordinates};
 use crate::reference::{self, ImageName, ReferenceError};
 
@@ -25,23 +26,15 @@ struct IndexedName {
     holders: CredentialIndex,
 }
 
-/// Who may use the image under one name. Texts lie side by side, so that a check waits for memory only a few times.
+/// Who may use the image under one name.
 #[derive(Debug)]
 pub(super) struct CredentialIndex {
     node_pods: bool,
     service_accounts: Vec<ServiceAccountCoordinates>,
-    secrets: Box<[SecretSpan]>,
-    /// Hash, uid, namespace and name of each secret.
-    texts: Box<str>,
-    by_hash: HashIndex,
-    by_place: HashIndex,
-}
-
-/// Where the texts of one secret end.
-#[derive(Debug, Clone, Copy)]
-struct SecretSpan {
-    start: usize,
-    ends: [usize; 4],
+    /// The hash of each secret's content.
+    secrets: HashMap<SecretCoordinates, String>,
+    /// The hashes of all secrets.
+    hashes: HashSet<String>,
 }
 
 /// Whether a pod may use an image with its credentials.
@@ -94,10 +87,10 @@ fn is_tag_or_nothing(rest: &str) -> bool {
         && tag.bytes().all(|byte| word(byte) || byte == b'.' || byte == b'-')
 }
 
-/// Each text is there once, beside the entries of two indexes.
+/// The hash of a secret is in both indexes.
 fn weight(access: &ImagePullCredentials) -> usize {
     let secret = |secret: &RecordedSecret| {
-        150 + secret.at.uid.len() + secret.at.namespace.len() + secret.at.name.len() + secret.hash.len()
+        250 + secret.at.uid.len() + secret.at.namespace.len() + secret.at.name.len() + 2 * secret.hash.len()
     };
     let account = |at: &ServiceAccountCoordinates| 100 + at.uid.len() + at.namespace.len() + at.name.len();
     300 + access.secrets.iter().map(secret).sum::<usize>()
@@ -106,35 +99,13 @@ fn weight(access: &ImagePullCredentials) -> usize {
 
 impl CredentialIndex {
     fn new(access: &ImagePullCredentials) -> CredentialIndex {
-        let mut texts = String::new();
-        let secrets = access.secrets.iter().map(|secret| {
-            let start = texts.len();
-            let SecretCoordinates { uid, namespace, name } = &secret.at;
-            let ends = [&secret.hash, uid, namespace, name].map(|text| {
-                texts.push_str(text);
-                texts.len()
-            });
-            SecretSpan { start, ends }
-        });
-        let mut holders = CredentialIndex {
+        let secrets = access.secrets.iter();
+        CredentialIndex {
             node_pods: access.node_pods,
             service_accounts: access.service_accounts.clone(),
-            secrets: secrets.collect(),
-            texts: texts.into(),
-            by_hash: HashIndex::default(),
-            by_place: HashIndex::default(),
-        };
-        let (mut by_hash, mut by_place) = (HashIndex::default(), HashIndex::default());
-        for (number, secret) in (0..).zip(&access.secrets) {
-            if !secret.hash.is_empty() {
-                by_hash.note(hash_of(&[&secret.hash]), number, |noted| {
-                    holders.texts_of(noted)[0] == secret.hash
-                });
-            }
-            by_place.note(hash_of_place(&secret.at), number, |noted| holders.is_at(noted, &secret.at));
+            secrets: secrets.clone().map(|secret| (secret.at.clone(), secret.hash.clone())).collect(),
+            hashes: secrets.map(|secret| secret.hash.clone()).collect(),
         }
-        (holders.by_hash, holders.by_place) = (by_hash, by_place);
-        holders
     }
 
     /// Every pod on the node.
@@ -158,53 +129,23 @@ impl CredentialIndex {
     ) -> AccessCheck {
         let may_learn = self.secrets.len() < LEARNED_SECRETS;
         for (at, hash) in secrets {
-            let same_content = self.with_content(hash);
-            if same_content.is_some_and(|number| self.is_at(number, at)) {
-                return AccessCheck::Yes;
-            }
-            let same_place = self.by_place.find(hash_of_place(at), |number| self.is_at(number, at));
-            let same_secret = may_learn && !at.uid.is_empty() && same_place.is_some();
-            if same_content.is_none() && !same_secret {
+            let recorded = self.secrets.get(at);
+            let is_same_secret = may_learn && !at.uid.is_empty() && recorded.is_some();
+            let has_same_content = !hash.is_empty() && self.hashes.contains(hash);
+            if !has_same_content && !is_same_secret {
                 continue;
             }
-            return match same_place {
-                Some(number) if self.texts_of(number)[0] == hash => AccessCheck::Yes,
-                _ if may_learn => AccessCheck::AllowedByRotatedSecret(RecordedSecret {
-                    at: at.clone(),
-                    hash: hash.to_owned(),
-                }),
-                _ => AccessCheck::Yes,
-            };
+            if !may_learn || recorded.is_some_and(|recorded| recorded == hash) {
+                return AccessCheck::Yes;
+            }
+            let secret = RecordedSecret { at: at.clone(), hash: hash.to_owned() };
+            return AccessCheck::AllowedByRotatedSecret(secret);
         }
         match account {
             Some(account) if self.service_accounts.contains(account) => AccessCheck::Yes,
             _ => AccessCheck::No,
         }
     }
-
-    /// The secret with this content.
-    fn with_content(&self, hash: &str) -> Option<usize> {
-        if hash.is_empty() {
-            return None;
-        }
-        self.by_hash.find(hash_of(&[hash]), |number| self.texts_of(number)[0] == hash)
-    }
-
-    fn is_at(&self, number: usize, at: &SecretCoordinates) -> bool {
-        let [_, uid, namespace, name] = self.texts_of(number);
-        uid == at.uid && namespace == at.namespace && name == at.name
-    }
-
-    /// Hash, uid, namespace and name of a secret.
-    fn texts_of(&self, number: usize) -> [&str; 4] {
-        let SecretSpan { start, ends: [hash, uid, namespace, name] } = self.secrets[number];
-        let texts = &self.texts;
-        [&texts[start..hash], &texts[hash..uid], &texts[uid..namespace], &texts[namespace..name]]
-    }
-}
-
-fn hash_of_place(at: &SecretCoordinates) -> u64 {
-    hash_of(&[&at.uid, &at.namespace, &at.name])
 }
 
 #[cfg(test)]

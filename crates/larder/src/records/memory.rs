@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::hash_index::FoldingHasherBuilder;
 use super::indexed_record::IndexedRecord;
 use crate::reference::ImageId;
 
@@ -21,7 +20,7 @@ pub(super) struct RecordCache {
 
 #[derive(Debug, Default)]
 struct CachedRecords {
-    by_ref: HashMap<ImageId, CachedRecord, FoldingHasherBuilder>,
+    by_ref: HashMap<ImageId, CachedRecord>,
     weight: usize,
 }
 

@@ -17,7 +17,6 @@
 
 mod document;
 mod error;
-mod hash_index;
 mod indexed_record;
 mod interrupted_pulls;
 mod lock;
