@@ -22,10 +22,11 @@ use super::pull_progress::PullProgress;
 use super::pull_tasks::PullTaskHandle;
 use super::spans::{FetchSpanFields, layer_span, unpack_span};
 use crate::disk::{DiskSpace, SpaceReserve};
-use crate::store::fetch_progress::{FetchProgress, FetchSource};
+use crate::store::fetch_progress::FetchProgress;
 use crate::store::import::{Import, ImportError};
 use crate::store::{
-    ARCHIVE_RECORD, BlobSource, IngestFile, LAYER_FILE, LayerStaging, Store, StoreError, TransferLogin,
+    ARCHIVE_RECORD, BlobSource, ClaimRequest, IngestFile, LAYER_FILE, LayerStaging, Store, StoreError,
+    TransferLogin,
 };
 use crate::unpack::{
     ExpectedLayer, LayerDownload, PendingLayer, UnpackOptions, UnpackProgress, UnpackedLayer, unpack_layer,
@@ -62,15 +63,18 @@ impl LayerOrigin {
         }
     }
 
-    /// The source, as other pulls see it.
-    pub(super) fn source(&self) -> FetchSource {
+    /// The claim of a layer that this origin has.
+    pub(super) fn request(&self, planned: &PlannedLayer) -> ClaimRequest {
+        ClaimRequest::new(self.blob(planned), planned.diff_id.clone(), &planned.chain_id)
+    }
+
+    /// The fetch of a layer, for the scheduler.
+    fn work(&self) -> ScheduledWork {
         match self {
-            LayerOrigin::Registry { session, .. } => FetchSource {
-                registry: session.image().registry().to_owned(),
-                repository: session.image().name().to_owned(),
-                authorizers: session.authorizers(),
-            },
-            LayerOrigin::Import(_) => FetchSource::default(),
+            LayerOrigin::Registry { session, .. } => {
+                ScheduledWork::layer(session.image().registry(), session.image().name())
+            }
+            LayerOrigin::Import(_) => ScheduledWork::layer("", ""),
         }
     }
 
@@ -124,8 +128,6 @@ pub(super) struct LayerFetch {
 enum FetchStop {
     /// Another layer needs its slot.
     GaveWay,
-    /// Another fetch needs its download.
-    Interrupted,
     Failed(PullError),
 }
 
@@ -133,8 +135,6 @@ impl FetchStop {
     fn advice(&self) -> RetryAdvice {
         match self {
             FetchStop::GaveWay => RetryAdvice::After(Duration::ZERO),
-            // The other fetch gets it before this one.
-            FetchStop::Interrupted => RetryAdvice::After(2 * BUSY_RETRY),
             // Another fetch has the download of these bytes.
             FetchStop::Failed(PullError::Store(StoreError::Busy { .. })) => RetryAdvice::Backoff,
             FetchStop::Failed(_) => RetryAdvice::GiveUp,
@@ -147,12 +147,12 @@ impl LayerFetch {
     /// and continues behind them.
     pub(super) async fn run(self) -> Result<StagedLayer, PullError> {
         let span = layer_span(&self.planned);
-        let work = self.origin.source().work();
+        let work = self.origin.work();
         let policy = RetryPolicy::unlimited(BUSY_RETRY, BUSY_RETRY);
         let fetch = retry(&policy, &(), FetchStop::advice, || self.fetch_in_slot(&work));
         let fetched = Box::pin(fetch).instrument(span.clone()).await.map_err(|stop| match stop {
             FetchStop::Failed(error) => error,
-            FetchStop::GaveWay | FetchStop::Interrupted => PullError::Abandoned, // they are always retried
+            FetchStop::GaveWay => PullError::Abandoned, // it is always retried
         });
         if let Err(error) = &fetched {
             trace_context::fail(&span, "fetch", error);
@@ -161,29 +161,18 @@ impl LayerFetch {
     }
 
     async fn fetch_in_slot(&self, work: &ScheduledWork) -> Result<StagedLayer, FetchStop> {
-        let StorePuller { config, downloads, .. } = &self.puller;
-        let download = self.origin.blob(&self.planned).download();
+        let config = &self.puller.config;
         let wait = tracing::trace_span!("pull.Wait", larder.wait.reason = "layer slot");
         self.progress.set_queued(true, Instant::now());
         let slot = config.scheduler.acquire(work).instrument(wait).await;
         self.progress.set_queued(false, Instant::now());
         self.origin.note(&self.planned, LayerPhase::Fetching);
         tokio::select! {
-            fetched = self.fetch() => {
-                if let Err(PullError::Store(StoreError::Busy { .. })) = &fetched {
-                    downloads.interrupt_stuck(&download, &self.origin.source(), Instant::now());
-                }
-                fetched.map_err(FetchStop::Failed)
-            }
+            fetched = self.fetch() => fetched.map_err(FetchStop::Failed),
             () = slot.gives_way(config.minimum_rate, |now| self.progress.observe(now)) => {
                 tracing::info!("a slow fetch gives way to layers that wait for its slot");
                 self.origin.note(&self.planned, LayerPhase::Queued);
                 Err(FetchStop::GaveWay)
-            }
-            () = self.progress.interrupted() => {
-                tracing::info!("a slow fetch gives way to another fetch of its blob");
-                self.origin.note(&self.planned, LayerPhase::Queued);
-                Err(FetchStop::Interrupted)
             }
         }
     }
@@ -217,7 +206,6 @@ impl LayerFetch {
         let (store, size) = (self.puller.store.clone(), self.planned.descriptor.size);
         let download = self.origin.blob(&self.planned).download();
         let ingest = self.worker.blocking(move || store.ingest(&download, size)).await??;
-        self.puller.downloads.begin(ingest.digest(), &self.progress);
         let observer = self.observer(pull_progress);
         let unreliable_hosts = Mutex::default();
         let attempt = || async {

@@ -3,9 +3,8 @@
 //! ```text
 //! the claim        -> Claimed, or Waiting (another pull fetches it), or Present (in the store)
 //! Claimed          -> Fetching -> Unpacked -> Ready (merged with the layers below)
-//! Waiting          -> Present, or Claimed (the other pull is stuck), or Abandoned (it gave up)
+//! Waiting          -> Present, or Abandoned (the other pull gave up, or is slow)
 //! Present          -> Ready, or Abandoned (it does not fit on the layers below)
-//! Fetching, Unpacked -> Abandoned (another pull took the fetch over)
 //! Abandoned        -> the claim
 //! ```
 //!
@@ -34,10 +33,10 @@ use super::plan::{PlannedLayer, PullPlan};
 use super::pull_tasks::{PullTaskHandle, blocking};
 use crate::store::error::StoreErrorContext as _;
 use crate::store::fetch_progress::FetchProgress;
-use crate::store::{ClaimKey, ClaimOutcome, Claimed, LayerClaim, LayerHandle, LayerWait, StoreError};
+use crate::store::{ClaimOutcome, ClaimRequest, Claimed, LayerClaim, LayerHandle, LayerWait, StoreError};
 
-/// Interval at which a pull checks whether a fetch of another pull that it waits for is stuck.
-const STUCK_CHECK: Duration = Duration::from_secs(1);
+/// Interval at which a pull checks whether a fetch of another pull that it waits for is slow.
+const SLOW_CHECK: Duration = Duration::from_secs(1);
 
 /// The state of a layer. The parameters are its claim, the wait for another pull, what was unpacked, and the layer in the
 /// store; tests use others.
@@ -79,14 +78,6 @@ impl<C, W, U, L> LayerState<C, W, U, L> {
         }
     }
 
-    /// The fetch of the other pull is stuck, and this pull took it over.
-    fn took_over(self, claim: C) -> Self {
-        match self {
-            LayerState::Waiting(_) => LayerState::Claimed(claim),
-            state => state,
-        }
-    }
-
     /// The fetch begins.
     fn begun(self) -> Self {
         match self {
@@ -99,14 +90,6 @@ impl<C, W, U, L> LayerState<C, W, U, L> {
     fn fetched(self, unpacked: U) -> Self {
         match self {
             LayerState::Fetching(claim) => LayerState::Unpacked(claim, unpacked),
-            state => state,
-        }
-    }
-
-    /// Another pull took the fetch over, and needs the download.
-    fn lost(self) -> Self {
-        match self {
-            LayerState::Fetching(_) | LayerState::Unpacked(..) => LayerState::Abandoned,
             state => state,
         }
     }
@@ -135,11 +118,9 @@ type JobState = LayerState<LayerClaim, LayerWait, StagedLayer, LayerHandle>;
 /// One layer.
 struct LayerJob {
     planned: PlannedLayer,
-    /// The key under which it is claimed again.
-    key: ClaimKey,
+    /// For claiming it again.
+    request: ClaimRequest,
     state: JobState,
-    /// Whether this pull took its fetch over once, which is enough.
-    took_over: bool,
 }
 
 impl LayerJob {
@@ -148,20 +129,13 @@ impl LayerJob {
     }
 }
 
-/// The end of a background task of a layer.
-enum LayerEvent {
-    Fetched(Box<Result<StagedLayer, PullError>>),
-    Lost,
-}
-
 /// The layers of one pull, from the bottom up.
 pub(super) struct LayerJobs<'p> {
     puller: &'p StorePuller,
     origin: &'p LayerOrigin,
     worker: PullTaskHandle,
     jobs: Vec<LayerJob>,
-    /// Fetches, and the loss of claims.
-    events: FuturesUnordered<BoxFuture<'static, (usize, LayerEvent)>>,
+    fetches: FuturesUnordered<BoxFuture<'static, (usize, Result<StagedLayer, PullError>)>>,
 }
 
 impl StorePuller {
@@ -171,15 +145,12 @@ impl StorePuller {
         origin: &LayerOrigin,
         plan: &PullPlan,
     ) -> Result<Vec<ClaimOutcome>, PullError> {
-        let (store, layers, minimum) = (self.store.clone(), plan.layers.clone(), self.config.minimum_rate);
-        let (origin, source) = (origin.clone(), origin.source());
+        let (store, minimum) = (self.store.clone(), self.config.minimum_rate);
+        let requests: Vec<_> = plan.layers.iter().map(|layer| origin.request(layer)).collect();
         let claim = move || {
-            let progress = || FetchProgress::new(source.clone(), minimum, Instant::now());
-            let claim = |layer: &PlannedLayer| {
-                let blob = origin.blob(layer);
-                store.claim_for(&blob, &layer.diff_id, &layer.chain_id, ClaimKey::Any, progress())
-            };
-            layers.iter().map(claim).collect::<Result<Vec<_>, StoreError>>()
+            let progress = || FetchProgress::new(minimum, Instant::now());
+            let claims = requests.iter().map(|request| store.claim_for(request, progress()));
+            claims.collect::<Result<Vec<_>, StoreError>>()
         };
         Ok(blocking(claim).await??)
     }
@@ -195,12 +166,11 @@ impl StorePuller {
         let write_behind = worker.write_behind().clone();
         let jobs = plan.layers.iter().zip(claims).map(|(planned, claim)| LayerJob {
             planned: planned.clone(),
-            key: ClaimKey::Any,
+            request: origin.request(planned),
             state: LayerState::claimed(claim),
-            took_over: false,
         });
-        let jobs =
-            LayerJobs { puller: self, origin, worker, jobs: jobs.collect(), events: FuturesUnordered::new() };
+        let fetches = FuturesUnordered::new();
+        let jobs = LayerJobs { puller: self, origin, worker, jobs: jobs.collect(), fetches };
         let layers = jobs.run().await?;
         blocking(move || write_behind.finish()).await?.context("sync layers to disk")?;
         Ok(layers)
@@ -230,8 +200,8 @@ impl LayerJobs<'_> {
                     self.wait_for_other(at, ended).await?;
                 }
                 LayerState::Claimed(_) | LayerState::Fetching(_) => {
-                    let (at, event) = self.events.next().await.ok_or(PullError::Abandoned)?;
-                    self.apply(at, event)?;
+                    let (at, fetched) = self.fetches.next().await.ok_or(PullError::Abandoned)?;
+                    self.apply(at, fetched)?;
                 }
                 LayerState::Unpacked(..) => self.merge(at, below).await?,
                 LayerState::Present(layer) => {
@@ -254,47 +224,26 @@ impl LayerJobs<'_> {
             let job = &mut self.jobs[at];
             job.update(LayerState::begun);
             let LayerState::Fetching(claim) = &job.state else { continue };
-            let (progress, lost) = (Arc::clone(claim.progress()), claim.taken_over());
+            let (progress, worker) = (Arc::clone(claim.progress()), self.worker.clone());
             let (puller, origin) = (self.puller.clone(), self.origin.clone());
-            let (planned, worker) = (job.planned.clone(), self.worker.clone());
-            let task = self.worker.task(LayerFetch { puller, origin, planned, progress, worker }.run());
-            self.events.push(Box::pin(async move {
-                tokio::select! {
-                    fetched = task.join() => (at, LayerEvent::Fetched(Box::new(fetched))),
-                    () = lost => (at, LayerEvent::Lost),
-                }
-            }));
+            let fetch = LayerFetch { puller, origin, planned: job.planned.clone(), progress, worker };
+            let task = self.worker.task(fetch.run());
+            self.fetches.push(Box::pin(async move { (at, task.join().await) }));
         }
     }
 
-    /// Applies the end of a background task. Fails if a fetch failed.
-    fn apply(&mut self, at: usize, event: LayerEvent) -> Result<(), PullError> {
-        let job = &mut self.jobs[at];
-        match event {
-            LayerEvent::Lost => job.update(LayerState::lost),
-            LayerEvent::Fetched(staged) => {
-                let staged = (*staged)?;
-                job.update(|state| state.fetched(staged));
-                if let LayerState::Unpacked(claim, _) = &job.state {
-                    let lost = claim.taken_over();
-                    self.events.push(Box::pin(async move {
-                        lost.await;
-                        (at, LayerEvent::Lost)
-                    }));
-                }
-            }
-        }
+    /// Applies the end of a fetch. Fails if it failed.
+    fn apply(&mut self, at: usize, fetched: Result<StagedLayer, PullError>) -> Result<(), PullError> {
+        let staged = fetched?;
+        self.jobs[at].update(|state| state.fetched(staged));
         Ok(())
     }
 
     /// Claims a layer that another pull gave up, or that must be fetched for this chain.
     async fn claim_again(&mut self, at: usize) -> Result<(), PullError> {
-        let (store, LayerJob { planned, key, .. }) = (self.puller.store.clone(), &self.jobs[at]);
-        let progress =
-            FetchProgress::new(self.origin.source(), self.puller.config.minimum_rate, Instant::now());
-        let (planned, key, blob) = (planned.clone(), *key, self.origin.blob(planned));
-        let claim = move || store.claim_for(&blob, &planned.diff_id, &planned.chain_id, key, progress);
-        let outcome = self.worker.blocking(claim).await??;
+        let (store, request) = (self.puller.store.clone(), self.jobs[at].request.clone());
+        let progress = FetchProgress::new(self.puller.config.minimum_rate, Instant::now());
+        let outcome = self.worker.blocking(move || store.claim_for(&request, progress)).await??;
         if matches!(outcome, ClaimOutcome::Wait(_)) {
             self.release_claims();
         }
@@ -304,42 +253,44 @@ impl LayerJobs<'_> {
 
     /// Releases all claims and waits: a pull that waits out of the order of claims must not hold claims that others wait for.
     fn release_claims(&mut self) {
-        self.events = FuturesUnordered::new();
+        self.fetches = FuturesUnordered::new();
         for job in &mut self.jobs {
             job.update(LayerState::released);
         }
     }
 
-    /// Waits until the other pull has ended the fetch of this layer, or is stuck and this pull takes it over. Fails early if
-    /// a fetch of this pull fails.
+    /// Waits until the other pull has ended the fetch of this layer, or is slow and this pull fetches it itself. Fails early
+    /// if a fetch of this pull fails.
     async fn wait_for_other(
         &mut self,
         at: usize,
         ended: impl Future<Output = Option<LayerHandle>>,
     ) -> Result<(), PullError> {
-        let mut checks = time::interval(STUCK_CHECK);
+        let mut checks = time::interval(SLOW_CHECK);
         tokio::pin!(ended);
         while matches!(self.jobs[at].state, LayerState::Waiting(_)) {
             tokio::select! {
                 layer = &mut ended => self.jobs[at].update(|state| state.other_ended(layer)),
-                Some((at, event)) = self.events.next() => self.apply(at, event)?,
-                _ = checks.tick() => self.take_over_stuck_fetches(),
+                Some((at, fetched)) = self.fetches.next() => self.apply(at, fetched)?,
+                _ = checks.tick() => self.claim_slow_layers().await?,
             }
             self.begin_fetches();
         }
         Ok(())
     }
 
-    /// Takes over each fetch of other pulls that makes no real progress, once for each layer.
-    fn take_over_stuck_fetches(&mut self) {
-        let (source, now) = (self.origin.source(), Instant::now());
-        for job in self.jobs.iter_mut().filter(|job| !job.took_over) {
-            let LayerState::Waiting(wait) = &job.state else { continue };
-            let Some(claim) = wait.take_over(&source, now) else { continue };
-            tracing::info!(digest = %job.planned.descriptor.digest, "fetching a layer whose fetch by another pull is too slow");
-            job.took_over = true;
-            job.update(|state| state.took_over(claim));
+    /// Claims each layer whose fetch by another pull is slow, to fetch it from the repository of this one.
+    async fn claim_slow_layers(&mut self) -> Result<(), PullError> {
+        let now = Instant::now();
+        for at in 0..self.jobs.len() {
+            let job = &mut self.jobs[at];
+            if matches!(&job.state, LayerState::Waiting(wait) if wait.is_slow(now)) {
+                tracing::info!(digest = %job.planned.descriptor.digest, "fetching a layer whose fetch by another pull is too slow");
+                job.request.require_repository();
+                self.claim_again(at).await?;
+            }
         }
+        Ok(())
     }
 
     /// Merges an unpacked layer with the layers below, moves it to its place, and passes it to the pulls that wait for it.
@@ -363,7 +314,7 @@ impl LayerJobs<'_> {
         let fits = self.puller.fits(planned, layer, below, &self.worker).await?;
         let job = &mut self.jobs[at];
         if !fits {
-            job.key = ClaimKey::ChainId;
+            job.request.require_chain();
         }
         job.update(|state| state.checked(fits));
         Ok(())
@@ -394,14 +345,6 @@ mod tests {
         let waiting = || TestState::claimed(Claimed::Wait("wait"));
         assert_eq!(waiting().other_ended(Some("layer")), LayerState::Present("layer"));
         assert_eq!(waiting().other_ended(None), LayerState::Abandoned);
-        assert_eq!(waiting().took_over(CLAIM), LayerState::Claimed(CLAIM));
-    }
-
-    #[test]
-    fn a_layer_that_another_pull_took_over_is_claimed_again_unless_it_is_ready() {
-        assert_eq!(fetching().lost(), LayerState::Abandoned);
-        assert_eq!(fetching().fetched("staged").lost(), LayerState::Abandoned);
-        assert_eq!(TestState::Ready("layer").lost(), LayerState::Ready("layer"));
     }
 
     #[test]

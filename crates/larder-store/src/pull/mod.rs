@@ -45,7 +45,6 @@ pub(crate) use plan::chain_id;
 
 use crate::disk::{DiskSpace, SpaceReserve};
 use crate::store::admission::{self, admit};
-use crate::store::fetch_progress::BlobDownloads;
 use crate::store::{
     ArchiveReferences, ClaimOutcome, ImageCommit, ImageRecord, LayerHandle, LeaseRecord, LeaseResources,
     Store, StoreError, TransferLogin,
@@ -126,7 +125,6 @@ pub struct StorePuller {
     store: Store,
     client: RegistryClient,
     config: Arc<StorePullConfig>,
-    downloads: BlobDownloads,
     files: OpenFileBudget,
     /// Bounds the layers that are open as lowers of others.
     lowers: Arc<Semaphore>,
@@ -147,7 +145,6 @@ impl StorePuller {
             store,
             client,
             config: Arc::new(config),
-            downloads: BlobDownloads::default(),
             files,
             lowers,
             syncer,

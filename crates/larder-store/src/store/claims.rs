@@ -1,7 +1,7 @@
 //! The right to fetch a layer: one pull has it, and others wait for the layer.
 //!
-//! A waiting pull takes the right over if the fetch makes no real progress: one slow registry must not delay all images
-//! that share a layer.
+//! A waiting pull of another repository fetches the layer itself if the fetch is slow: one slow repository must not delay
+//! all images that share a layer.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::blob_source::BlobSource;
-use super::fetch_progress::{FetchProgress, FetchSource};
+use super::fetch_progress::FetchProgress;
 use super::records::LayerKey;
 
 /// A fetched layer.
@@ -22,20 +22,47 @@ pub(super) trait KeyedLayer: Clone {
 
 /// The layer that a claim is for.
 #[derive(Debug, Clone)]
-pub(super) struct ClaimRequest {
+pub(crate) struct ClaimRequest {
     /// The blob with the layer.
-    pub(super) source: BlobSource,
+    source: BlobSource,
     /// Digest of its plain archive.
-    pub(super) diff_id: Digest,
+    diff_id: Digest,
     /// Keys under which the layer is acceptable.
-    pub(super) keys: [LayerKey; 2],
+    keys: Vec<LayerKey>,
+    /// Whether to wait only for fetches from the same repository.
+    same_repository: bool,
 }
 
 impl ClaimRequest {
+    /// `chain_id` is that of the layers up to this one; it names the layer where its content depends on them.
+    pub(crate) fn new(source: BlobSource, diff_id: Digest, chain_id: &Digest) -> ClaimRequest {
+        let keys = vec![LayerKey::from(chain_id), LayerKey::from(&diff_id)];
+        ClaimRequest { source, diff_id, keys, same_repository: false }
+    }
+
+    /// Accepts only a layer for this chain: the one that is kept under the diff ID does not fit on the layers below.
+    pub(crate) fn require_chain(&mut self) {
+        self.keys.truncate(1);
+    }
+
+    /// Waits no longer for fetches from other repositories, which are slow.
+    pub(crate) fn require_repository(&mut self) {
+        self.same_repository = true;
+    }
+
+    pub(super) fn source(&self) -> &BlobSource {
+        &self.source
+    }
+
+    pub(super) fn keys(&self) -> &[LayerKey] {
+        &self.keys
+    }
+
     /// Names the fetch. A pull that asserts the same diff ID of another blob, or asks another registry or with another
     /// credential, is another fetch: it may be slow, or never end.
     fn fetch(&self) -> FetchId {
-        (self.source.fetch(), self.diff_id.clone())
+        let blob = if self.same_repository { self.source.download() } else { self.source.fetch() };
+        (blob, self.diff_id.clone())
     }
 }
 
@@ -47,16 +74,23 @@ type FetchId = (Digest, Digest);
 pub(super) struct LayerClaims<L>(Arc<Mutex<FetchMap<L>>>);
 
 type FetchMap<L> = HashMap<FetchId, ClaimedLayer<L>>;
-type ClaimedLayer<L> = Arc<watch::Sender<ClaimState<L>>>;
+type ClaimedLayer<L> = Arc<ClaimedFetch<L>>;
 
-/// State that the owner and the waiting pulls of a layer share.
+/// A fetch that its owner and the waiting pulls share.
 #[derive(Debug)]
-struct ClaimState<L> {
-    /// Increases with each takeover.
-    owner: u64,
+struct ClaimedFetch<L> {
+    repository: String,
     progress: Arc<FetchProgress>,
-    layer: Option<L>,
-    given_up: bool,
+    end: watch::Sender<FetchEnd<L>>,
+}
+
+/// How a fetch ended.
+#[derive(Debug)]
+enum FetchEnd<L> {
+    /// It has not.
+    Running,
+    Done(L),
+    GivenUp,
 }
 
 impl<L> Clone for LayerClaims<L> {
@@ -126,13 +160,13 @@ impl<L> LayerClaims<L> {
         let (claims, fetch) = (self.clone(), request.fetch());
         if let Some(shared) = fetches.get(&fetch) {
             let shared = Arc::clone(shared);
-            return Err(LayerWait { claims, shared, request: Box::new(request.clone()) });
+            return Err(LayerWait { shared, request: Box::new(request.clone()) });
         }
-        let progress = Arc::new(progress);
-        let state = ClaimState { owner: 0, progress: Arc::clone(&progress), layer: None, given_up: false };
-        let shared = Arc::new(watch::Sender::new(state));
+        let (repository, progress) = (request.source.repository.clone(), Arc::new(progress));
+        let shared =
+            Arc::new(ClaimedFetch { repository, progress, end: watch::Sender::new(FetchEnd::Running) });
         fetches.insert(fetch.clone(), Arc::clone(&shared));
-        Ok(LayerClaim { claims, fetch, shared, owner: 0, progress })
+        Ok(LayerClaim { claims, fetch, shared })
     }
 }
 
@@ -142,51 +176,36 @@ pub struct LayerClaim<L> {
     claims: LayerClaims<L>,
     fetch: FetchId,
     shared: ClaimedLayer<L>,
-    owner: u64,
-    progress: Arc<FetchProgress>,
 }
 
-impl<L: Send + Sync + 'static> LayerClaim<L> {
+impl<L: Clone> LayerClaim<L> {
     /// Passes the layer to all waiters.
-    pub fn done(self, layer: &L)
-    where
-        L: Clone,
-    {
-        self.shared.send_modify(|state| state.layer = Some(layer.clone()));
+    pub fn done(self, layer: &L) {
+        self.shared.end.send_replace(FetchEnd::Done(layer.clone()));
     }
 
-    /// Progress of the fetch, which decides whether a waiting pull takes it over.
+    /// Progress of the fetch, which decides whether waiting pulls fetch the layer themselves.
     pub(crate) fn progress(&self) -> &Arc<FetchProgress> {
-        &self.progress
-    }
-
-    /// Ends when a waiting pull has taken the fetch over.
-    pub(crate) fn taken_over(&self) -> impl Future<Output = ()> + Send + use<L> {
-        let (mut state, owner) = (self.shared.subscribe(), self.owner);
-        async move {
-            // The sender is dropped only after the claim.
-            if state.wait_for(|state| state.owner != owner).await.is_err() {
-                std::future::pending::<()>().await;
-            }
-        }
+        &self.shared.progress
     }
 }
 
 impl<L> Drop for LayerClaim<L> {
     fn drop(&mut self) {
-        let mut fetches = self.claims.lock();
-        if self.shared.borrow().owner != self.owner {
-            return;
-        }
-        fetches.remove(&self.fetch);
-        self.shared.send_modify(|state| state.given_up = true);
+        self.claims.lock().remove(&self.fetch);
+        self.shared.end.send_if_modified(|end| {
+            let gives_up = matches!(end, FetchEnd::Running);
+            if gives_up {
+                *end = FetchEnd::GivenUp;
+            }
+            gives_up
+        });
     }
 }
 
 /// A layer that another pull fetches.
 #[derive(Debug)]
 pub struct LayerWait<L> {
-    claims: LayerClaims<L>,
     shared: ClaimedLayer<L>,
     request: Box<ClaimRequest>,
 }
@@ -198,35 +217,20 @@ impl<L: KeyedLayer> LayerWait<L> {
     where
         L: Send + Sync + 'static,
     {
-        let (mut state, request) = (self.shared.subscribe(), self.request.clone());
+        let (mut end, request) = (self.shared.end.subscribe(), self.request.clone());
         async move {
-            let ended = state.wait_for(|state| state.given_up || state.layer.is_some()).await;
-            let layer = ended.ok().and_then(|state| state.layer.clone());
-            layer.filter(|layer| layer.is_requested(&request))
+            let ended = end.wait_for(|end| !matches!(end, FetchEnd::Running)).await;
+            match ended.as_deref() {
+                Ok(FetchEnd::Done(layer)) if layer.is_requested(&request) => Some(layer.clone()),
+                _ => None,
+            }
         }
     }
 
-    /// Takes the fetch over if it makes no real progress and `source` may be faster. The waiting pulls then wait for this one.
-    pub(crate) fn take_over(&self, source: &FetchSource, now: Instant) -> Option<LayerClaim<L>> {
-        let _fetches = self.claims.lock();
-        let mut claimed = None;
-        self.shared.send_if_modified(|state| {
-            let over = state.given_up || state.layer.is_some();
-            if over || !state.progress.is_stuck_for(source, now) {
-                return false;
-            }
-            state.owner += 1;
-            state.progress = Arc::new(FetchProgress::new(source.clone(), state.progress.minimum(), now));
-            claimed = Some((state.owner, Arc::clone(&state.progress)));
-            true
-        });
-        claimed.map(|(owner, progress)| LayerClaim {
-            claims: self.claims.clone(),
-            fetch: self.request.fetch(),
-            shared: Arc::clone(&self.shared),
-            owner,
-            progress,
-        })
+    /// Returns true if this pull should fetch the layer itself: the fetch is slow, and from another repository, which may be
+    /// the reason.
+    pub(crate) fn is_slow(&self, now: Instant) -> bool {
+        self.shared.repository != self.request.source.repository && self.shared.progress.is_slow(now)
     }
 }
 
@@ -237,6 +241,8 @@ mod tests {
     use std::thread;
     use std::time::Duration;
 
+    use larder::backend::MinimumRate;
+
     use super::*;
 
     fn claim(
@@ -245,9 +251,9 @@ mod tests {
         present: impl Fn() -> Option<u8>,
     ) -> Claimed<LayerClaim<u8>, LayerWait<u8>, u8> {
         let diff_id = Digest::sha256(layer);
-        let keys = [LayerKey::from(&diff_id), LayerKey::from(&diff_id)];
-        let request = ClaimRequest { source: BlobSource::archive(diff_id.clone(), 1), diff_id, keys };
-        claims.claim::<Infallible>(&request, FetchProgress::default(), |_| Ok(present())).expect("no error")
+        let request = ClaimRequest::new(BlobSource::archive(diff_id.clone(), 1), diff_id.clone(), &diff_id);
+        let progress = FetchProgress::new(MinimumRate::default(), Instant::now());
+        claims.claim::<Infallible>(&request, progress, |_| Ok(present())).expect("no error")
     }
 
     #[test]
@@ -292,7 +298,7 @@ mod tests {
         });
         assert!(matches!(found, Claimed::Present(7)));
         let waiting = waiting.into_inner().expect("one thread").expect("a waiting pull");
-        assert_eq!(waiting.shared.borrow().layer, Some(7));
+        assert!(matches!(*waiting.shared.end.borrow(), FetchEnd::Done(7)));
         assert!(matches!(claim(&claims, "a", || None), Claimed::Fetch(_)), "the claim ended");
     }
 }

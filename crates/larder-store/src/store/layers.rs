@@ -9,7 +9,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use larder::backend::MinimumRate;
 use larder::reference::Digest;
+use tokio::time::Instant;
 
 use super::blob_source::{BlobSource, is_proved, merge_transfers};
 use super::claims::{self, ClaimRequest, Claimed, KeyedLayer, LayerClaims};
@@ -175,18 +177,9 @@ pub type LayerWait = claims::LayerWait<LayerHandle>;
 /// Answer to [`Store::claim`].
 pub type ClaimOutcome = Claimed<LayerClaim, LayerWait, LayerHandle>;
 
-/// The identity under which a layer that is present is acceptable.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ClaimKey {
-    /// Its diff ID or its chain ID: whether it fits on the layers below is checked then.
-    Any,
-    /// Its chain ID: the layer that is kept under the diff ID does not fit on the layers below.
-    ChainId,
-}
-
 impl KeyedLayer for LayerHandle {
     fn is_requested(&self, request: &ClaimRequest) -> bool {
-        request.keys.contains(self.key()) && self.is_proved_for(&request.source)
+        request.keys().contains(self.key()) && self.is_proved_for(request.source())
     }
 }
 
@@ -294,35 +287,29 @@ impl Store {
         diff_id: &Digest,
         chain_id: &Digest,
     ) -> Result<ClaimOutcome, StoreError> {
-        self.claim_for(source, diff_id, chain_id, ClaimKey::Any, FetchProgress::default())
+        self.claim_for(
+            &ClaimRequest::new(source.clone(), diff_id.clone(), chain_id),
+            FetchProgress::new(MinimumRate::default(), Instant::now()),
+        )
     }
 
-    /// Like [`claim`](Store::claim), for a pull: another pull may take the fetch over.
+    /// Like [`claim`](Store::claim), for a fetch with this progress.
     pub(crate) fn claim_for(
         &self,
-        source: &BlobSource,
-        diff_id: &Digest,
-        chain_id: &Digest,
-        key: ClaimKey,
+        request: &ClaimRequest,
         progress: FetchProgress,
     ) -> Result<ClaimOutcome, StoreError> {
-        let other = match key {
-            ClaimKey::Any => diff_id,
-            ClaimKey::ChainId => chain_id,
-        };
-        let keys = [LayerKey::from(chain_id), LayerKey::from(other)];
-        let request = ClaimRequest { source: source.clone(), diff_id: diff_id.clone(), keys };
         let present = |request: &ClaimRequest| {
             let is_usable =
-                |layer: &LayerHandle| layer.record().is_whole() && layer.is_proved_for(&request.source);
-            for key in &request.keys {
+                |layer: &LayerHandle| layer.record().is_whole() && layer.is_proved_for(request.source());
+            for key in request.keys() {
                 if let Some(layer) = self.layer(key)?.filter(is_usable) {
                     return Ok(Some(layer));
                 }
             }
             Ok::<_, StoreError>(None)
         };
-        self.0.uncommitted_layers.claims.claim(&request, progress, present)
+        self.0.uncommitted_layers.claims.claim(request, progress, present)
     }
 
     /// The layer of this key, if it is here.

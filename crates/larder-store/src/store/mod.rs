@@ -53,6 +53,7 @@ mod trash;
 mod usage;
 
 pub use blob_source::{BlobSource, TransferLogin};
+pub(crate) use claims::ClaimRequest;
 pub use claims::Claimed;
 pub use commit::{CommitLayer, ImageCommit};
 pub use config::StoreConfig;
@@ -63,7 +64,6 @@ pub use handle::Store;
 pub use ingest::{IngestFile, IngestReader};
 pub use larder::backend::RemoveOptions;
 pub use layer_file::{ARCHIVE_RECORD, LAYER_FILE};
-pub(crate) use layers::ClaimKey;
 pub use layers::{ClaimOutcome, LayerClaim, LayerHandle, LayerStaging, LayerWait};
 pub use reclaim::ArchiveReferences;
 pub(crate) use records::seconds;
