@@ -148,7 +148,7 @@ pub enum FetchErrorKind {
         /// The expected digest.
         expected: Digest,
         /// The digest of the content.
-        got: String,
+        got: Digest,
     },
     /// More bytes than the limit.
     #[error("too large: the limit is {limit} bytes")]

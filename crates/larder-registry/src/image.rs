@@ -7,7 +7,6 @@ use larder::reference::Digest;
 
 use super::error::{FetchError, FetchErrorKind, FetchTarget};
 use super::session::{RepositorySession, ResolvedManifest};
-use super::verify;
 use crate::manifest::{
     Descriptor, ImageConfig, ImageIndex, ImageManifest, MAX_DEPTH, ManifestCandidate, ManifestError,
     ManifestOrIndex, PlatformMatcher,
@@ -105,7 +104,7 @@ impl RepositorySession {
             return Err(problem(ManifestError::Ambiguous));
         };
         let known = known(&layers.config.digest).await;
-        let known = known.filter(|raw| verify::check(&layers.config.digest, raw).is_ok());
+        let known = known.filter(|raw| layers.config.digest.check(raw).is_ok());
         let config_raw = match known {
             Some(raw) => raw,
             None => self.config(&layers.config).await?,

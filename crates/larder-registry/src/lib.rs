@@ -42,7 +42,6 @@ mod stall_detector;
 mod tls;
 mod token;
 mod transport;
-mod verify;
 mod warnings;
 
 pub use access_check::FetchAttempt;

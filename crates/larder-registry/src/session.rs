@@ -28,7 +28,6 @@ use super::next_step::FetchContext;
 use super::rate_limit::{reported_quota, requested_wait};
 use super::response::{part_of, refusal};
 use super::transport::{HttpRequest, HttpResponse, class_of};
-use super::verify;
 use crate::manifest::{ACCEPTED_MANIFESTS, Descriptor, MAX_BYTES, ManifestOrIndex};
 
 /// Largest body of an error response that is read, in bytes.
@@ -105,11 +104,6 @@ impl RepositorySession {
     /// The hosts in the order of the requests.
     pub fn hosts(&self) -> Vec<String> {
         self.links.iter().map(|link| link.host.name()).collect()
-    }
-
-    /// Identities of the hosts with this repository and credential, unique in this process.
-    pub fn authorizers(&self) -> Vec<u64> {
-        self.links.iter().map(|link| link.auth.id()).collect()
     }
 
     /// Returns the session with an observer of bytes and waits. It is called from within fetches, so it must return
@@ -216,7 +210,7 @@ impl RepositorySession {
             field("docker-content-digest").and_then(|header_digest| Digest::parse(header_digest.trim()).ok());
         let raw = read_small(reply.response, MAX_BYTES, &self.shared.config).await.map_err(failed)?;
         if let Some(digest) = expected.or(header_digest.as_ref()) {
-            verify::check(digest, &raw).map_err(failed)?;
+            check_digest(digest, &raw).map_err(failed)?;
         }
         let document = ManifestOrIndex::parse(&raw, &media_type).map_err(|error| failed(error.into()))?;
         let digest = match expected {
@@ -236,7 +230,7 @@ impl RepositorySession {
         let url = self.url(link, "blobs", descriptor.digest.as_str());
         let (reply, _permit) = self.get(link, url, HeaderMap::new(), RequestSize::Small).await?;
         let raw = read_small(reply.response, MAX_BYTES, &self.shared.config).await.map_err(failed)?;
-        verify::check(&descriptor.digest, &raw).map_err(failed)?;
+        check_digest(&descriptor.digest, &raw).map_err(failed)?;
         Ok(raw)
     }
 
@@ -562,4 +556,10 @@ impl<'s> HostRequest<'s> {
         let clock = NoticeClock { watcher: &self.session.watcher, host: host.host.name() };
         retry(&retry_policy(config, !is_last), &clock, advice, checked_attempt).await
     }
+}
+
+/// Checks that a content has its digest.
+fn check_digest(expected: &Digest, content: &[u8]) -> Result<(), FetchErrorKind> {
+    let mismatch = |got| FetchErrorKind::DigestMismatch { expected: expected.clone(), got };
+    expected.check(content).map_err(mismatch)
 }

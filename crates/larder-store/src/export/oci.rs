@@ -10,7 +10,6 @@ use tar_core::{EntryType, HEADER_SIZE};
 
 use super::{ExportError, ExportedImage, write_layer};
 use crate::store::LayerHandle;
-use crate::store::blobs::BlobHasher;
 
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
@@ -133,9 +132,7 @@ fn manifest(image: &ExportedImage) -> (Digest, Vec<u8>) {
         }
     }
     let bytes = manifest.to_string().into_bytes();
-    let mut hasher = BlobHasher::sha256();
-    hasher.update(&bytes);
-    (hasher.finish(), bytes)
+    (Digest::sha256(&bytes), bytes)
 }
 
 fn blob_path(digest: &Digest) -> String {

@@ -3,7 +3,7 @@
 use larder::reference::Digest;
 
 use super::report::{FsckReport, RepairState, StoreDamage};
-use crate::store::blobs::{check_digest, read_blob};
+use crate::store::blobs::read_blob;
 use crate::store::db::{DbRead as _, IMAGES};
 use crate::store::error::StoreErrorContext as _;
 use crate::store::listing::put_image;
@@ -48,7 +48,7 @@ impl OpenStore {
         let Some(bytes) = read_blob(&path).context(doing)? else {
             return Ok(Some(StoreDamage::BlobMissing { digest, image }));
         };
-        if check_digest(&bytes, &digest).is_ok() {
+        if digest.check(&bytes).is_ok() {
             return Ok(None);
         }
         if repair {

@@ -34,7 +34,7 @@ use crate::store::snapshot_records::put_rebuilt;
 use crate::store::transfers::put_transfers;
 use crate::store::{
     BlobSource, ImageLayer, ImageRecord, LayerKey, LayerMetadata, LayerRecord, LeaseRecord, MountRecord,
-    OpenStore, SnapshotRecord, Store, StoreConfig, StoreError,
+    OpenStore, SnapshotRecord, Store, StoreConfig,
 };
 use larder::reference::Digest;
 
@@ -290,5 +290,5 @@ fn image_record(layout: &StoreLayout, name: &str) -> Result<ImageRecord, String>
 fn whole_blob(layout: &StoreLayout, digest: &Digest) -> Result<(), String> {
     let bytes = read_blob(&layout.blob(digest)).map_err(|error| error.to_string())?;
     let bytes = bytes.ok_or_else(|| format!("{digest} is missing"))?;
-    check_digest(&bytes, digest).map_err(|error: StoreError| error.to_string())
+    check_digest(&bytes, digest).map_err(|error| error.to_string())
 }

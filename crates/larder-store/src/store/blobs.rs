@@ -4,7 +4,6 @@ use std::io::{self, Read as _};
 use std::path::Path;
 
 use larder::reference::Digest;
-use sha2::{Digest as _, Sha256, Sha384, Sha512};
 
 use super::db::{DbRead as _, USES};
 use super::error::{StoreError, StoreErrorContext as _};
@@ -13,60 +12,9 @@ use super::trash::discard;
 use crate::disk::{ensure_dir, replace};
 use larder_registry::manifest::MAX_BYTES;
 
-/// A digest being computed.
-pub(crate) enum BlobHasher {
-    Sha256(Sha256),
-    Sha384(Sha384),
-    Sha512(Sha512),
-}
-
-impl BlobHasher {
-    pub(crate) fn sha256() -> BlobHasher {
-        BlobHasher::Sha256(Sha256::new())
-    }
-
-    /// For digests of the same algorithm as this one.
-    pub(crate) fn like(digest: &Digest) -> BlobHasher {
-        match digest.algorithm() {
-            "sha384" => BlobHasher::Sha384(Sha384::new()),
-            "sha512" => BlobHasher::Sha512(Sha512::new()),
-            _ => BlobHasher::sha256(),
-        }
-    }
-
-    pub(crate) fn update(&mut self, bytes: &[u8]) {
-        match self {
-            BlobHasher::Sha256(hasher) => hasher.update(bytes),
-            BlobHasher::Sha384(hasher) => hasher.update(bytes),
-            BlobHasher::Sha512(hasher) => hasher.update(bytes),
-        }
-    }
-
-    /// The digest of all bytes.
-    pub(crate) fn finish(self) -> Digest {
-        match self {
-            BlobHasher::Sha256(hasher) => digest("sha256", &hasher.finalize()),
-            BlobHasher::Sha384(hasher) => digest("sha384", &hasher.finalize()),
-            BlobHasher::Sha512(hasher) => digest("sha512", &hasher.finalize()),
-        }
-    }
-}
-
-fn digest(algorithm: &str, hash: &[u8]) -> Digest {
-    use std::fmt::Write as _;
-    let text = hash.iter().fold(format!("{algorithm}:"), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}"); // writing to a string cannot fail
-        text
-    });
-    Digest::parse(&text).expect("a hash of this algorithm has the length that its digests have")
-}
-
 /// Checks that these bytes have this digest.
 pub(crate) fn check_digest(bytes: &[u8], wanted: &Digest) -> Result<(), StoreError> {
-    let mut hasher = BlobHasher::like(wanted);
-    hasher.update(bytes);
-    let found = hasher.finish();
-    if found == *wanted { Ok(()) } else { Err(StoreError::WrongDigest { wanted: wanted.clone(), found }) }
+    wanted.check(bytes).map_err(|found| StoreError::WrongDigest { wanted: wanted.clone(), found })
 }
 
 /// A blob's bytes; `None` when it is not there. Blobs larger than any manifest may be are damaged.

@@ -24,7 +24,7 @@ pub enum UnpackError {
         /// Digest in the manifest or the config.
         expected: Digest,
         /// Digest of the bytes.
-        found: String,
+        found: Digest,
     },
     /// More or fewer compressed bytes than declared.
     #[error("layer size mismatch: expected {expected} compressed bytes, got {}{found}", if *.more { "at least " } else { "" })]

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::io::{self, Read as _, Write};
 use std::path::{Path, PathBuf};
 
-use larder::reference::Digest;
+use larder::reference::{Digest, DigestHasher};
 use larder_erofs::{ErofsInode, InodeKind};
 
 use super::archive::{LayerArchive, LayerEntry, LayerEntryKind};
@@ -15,7 +15,7 @@ use super::archive_record::open_record;
 use super::beneath::{clean, parts, path_of};
 use super::layer_entries::EntryData;
 use super::merged_layers::{MergedLayers, open_layer};
-use super::source::StreamHasher;
+use super::source::check_digest;
 use super::stream::{BufferSource, TarStream, from_reader};
 use super::{LayerEncoding, UnpackError, UnpackOptions};
 
@@ -55,13 +55,13 @@ pub enum RebuildError {
 pub fn rebuild_archive(file: &Path, diff_id: &Digest, out: &mut dyn Write) -> Result<(), RebuildError> {
     let unreadable = |error| RebuildError::Record(UnpackError::Read(error));
     let layer = MergedLayers::new(vec![open_layer(file).map_err(unreadable)?]).map_err(unreadable)?;
-    let mut out = HashedOutput { out, hasher: StreamHasher::like(diff_id), error: None };
+    let mut out = HashedOutput { out, hasher: DigestHasher::like(diff_id), error: None };
     let copied = copy(&layer, diff_id, &mut out);
     if let Some(error) = out.error.take() {
         return Err(RebuildError::Output(error));
     }
-    let checked =
-        copied.and_then(|()| out.hasher.check(LayerEncoding::Plain, diff_id).map_err(RebuildError::Digest));
+    let checked = copied
+        .and_then(|()| check_digest(out.hasher, LayerEncoding::Plain, diff_id).map_err(RebuildError::Digest));
     match checked {
         Err(error @ (RebuildError::Content { .. } | RebuildError::Digest(_))) => {
             Err(first_replaced(&layer, diff_id)?.map_or(error, RebuildError::Replaced))
@@ -163,7 +163,7 @@ fn first_replaced(layer: &MergedLayers, diff_id: &Digest) -> Result<Option<PathB
 /// Hashes what it passes on.
 struct HashedOutput<'a> {
     out: &'a mut dyn Write,
-    hasher: StreamHasher,
+    hasher: DigestHasher,
     /// Errors of the output, which are not those of the layer.
     error: Option<io::Error>,
 }

@@ -1,62 +1,26 @@
 //! The compressed bytes of a layer: counted, hashed and compared with the declared digest and size.
 
-use std::fmt::Write as _;
 use std::io::{self, BufRead, Read};
 use std::sync::Arc;
 
-use larder::reference::Digest;
-use sha2::Digest as _;
-use sha2::{Sha256, Sha384, Sha512};
+use larder::reference::{Digest, DigestHasher};
 
 use super::{ExpectedLayer, LayerDownload, LayerEncoding, UnpackError, UnpackOptions, UnpackProgress};
 
 /// Bytes read at once. Larger buffers inflate no faster, and push what is inflated out of the core's cache.
 const BUFFER: usize = 64 << 10;
 
-/// Computes a digest with the algorithm of the expected one.
-pub(super) enum StreamHasher {
-    Sha256(Sha256),
-    Sha384(Sha384),
-    Sha512(Sha512),
-}
-
-impl StreamHasher {
-    pub(super) fn like(digest: &Digest) -> StreamHasher {
-        match digest.algorithm() {
-            "sha384" => StreamHasher::Sha384(Sha384::new()),
-            "sha512" => StreamHasher::Sha512(Sha512::new()),
-            _ => StreamHasher::Sha256(Sha256::new()),
-        }
+/// Compares the digest of what went through a hasher with the expected one, which the hasher was made for.
+pub(super) fn check_digest(
+    hasher: DigestHasher,
+    stage: LayerEncoding,
+    expected: &Digest,
+) -> Result<(), UnpackError> {
+    let found = hasher.finish();
+    if found == *expected {
+        return Ok(());
     }
-
-    pub(super) fn update(&mut self, bytes: &[u8]) {
-        match self {
-            StreamHasher::Sha256(hasher) => hasher.update(bytes),
-            StreamHasher::Sha384(hasher) => hasher.update(bytes),
-            StreamHasher::Sha512(hasher) => hasher.update(bytes),
-        }
-    }
-
-    /// Compares what went through with `expected`, which this hasher was made for.
-    pub(super) fn check(self, stage: LayerEncoding, expected: &Digest) -> Result<(), UnpackError> {
-        let found = match self {
-            StreamHasher::Sha256(hasher) => hex(&hasher.finalize()),
-            StreamHasher::Sha384(hasher) => hex(&hasher.finalize()),
-            StreamHasher::Sha512(hasher) => hex(&hasher.finalize()),
-        };
-        if found == expected.hex() {
-            return Ok(());
-        }
-        let found = format!("{}:{found}", expected.algorithm());
-        Err(UnpackError::Digest { stage, expected: expected.clone(), found })
-    }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    Err(UnpackError::Digest { stage, expected: expected.clone(), found })
 }
 
 /// Reads the compressed bytes once, in order. What goes wrong here is kept in `fault`: the decompressors that read
@@ -68,7 +32,7 @@ pub(super) struct CompressedReader<R> {
     end: usize,
     read: u64,
     size: Option<u64>,
-    digest: Option<(StreamHasher, Digest)>,
+    digest: Option<(DigestHasher, Digest)>,
     progress: Arc<UnpackProgress>,
     download: Option<LayerDownload>,
     fault: Option<UnpackError>,
@@ -87,7 +51,7 @@ impl<R: Read> CompressedReader<R> {
             end: 0,
             read: 0,
             size: expected.size,
-            digest: expected.digest.map(|digest| (StreamHasher::like(digest), digest.clone())),
+            digest: expected.digest.map(|digest| (DigestHasher::like(digest), digest.clone())),
             progress: options.progress.clone(),
             download: options.download.clone(),
             fault: None,
@@ -154,7 +118,9 @@ impl<R: Read> CompressedReader<R> {
             return Err(UnpackError::Size { expected, found: self.read, more: false });
         }
         match self.digest {
-            Some((hasher, digest)) => hasher.check(LayerEncoding::Compressed, &digest).map(|()| self.read),
+            Some((hasher, digest)) => {
+                check_digest(hasher, LayerEncoding::Compressed, &digest).map(|()| self.read)
+            }
             None => Ok(self.read),
         }
     }

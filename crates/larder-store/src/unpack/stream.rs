@@ -4,10 +4,10 @@ use std::io::Read;
 use std::mem;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-use larder::reference::Digest;
+use larder::reference::{Digest, DigestHasher};
 
 use super::decompress::LayerDecoder;
-use super::source::StreamHasher;
+use super::source::check_digest;
 use super::{LayerEncoding, UnpackError, UnpackOptions};
 use crate::disk::DiskSpace;
 
@@ -153,7 +153,7 @@ pub(super) struct TarStream<'a, F> {
     buffer: Buffer,
     ended: bool,
     total: u64,
-    hasher: StreamHasher,
+    hasher: DigestHasher,
     options: &'a UnpackOptions,
 }
 
@@ -164,7 +164,7 @@ impl<'a, F: BufferSource> TarStream<'a, F> {
             buffer: Buffer::default(),
             ended: false,
             total: 0,
-            hasher: StreamHasher::like(diff_id),
+            hasher: DigestHasher::like(diff_id),
             options,
         }
     }
@@ -205,6 +205,6 @@ impl<'a, F: BufferSource> TarStream<'a, F> {
         while !self.ended {
             self.refill()?;
         }
-        self.hasher.check(LayerEncoding::Plain, diff_id).map(|()| self.total)
+        check_digest(self.hasher, LayerEncoding::Plain, diff_id).map(|()| self.total)
     }
 }

@@ -4,7 +4,7 @@ use std::fmt::{self, Write as _};
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
-use sha2::{Digest as _, Sha256};
+use sha2::{Digest as _, Sha256, Sha384, Sha512};
 
 /// A digest whose algorithm is known and whose hash has the right length, in lower-case hex.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -51,11 +51,24 @@ impl Digest {
 
     /// The SHA-256 digest of a content.
     pub fn sha256(content: impl AsRef<[u8]>) -> Self {
-        let text = Sha256::digest(content).iter().fold("sha256:".to_owned(), |mut text, byte| {
+        let mut hasher = DigestHasher::sha256();
+        hasher.update(content.as_ref());
+        hasher.finish()
+    }
+
+    /// Returns the digest of a content, with the algorithm of this one, if it is another one.
+    pub fn check(&self, content: &[u8]) -> Result<(), Digest> {
+        let mut hasher = DigestHasher::like(self);
+        hasher.update(content);
+        let found = hasher.finish();
+        if found == *self { Ok(()) } else { Err(found) }
+    }
+
+    fn of_hash(algorithm: &str, hash: &[u8]) -> Digest {
+        Digest(hash.iter().fold(format!("{algorithm}:"), |mut text, byte| {
             let _ = write!(text, "{byte:02x}"); // writing to a string does not fail
             text
-        });
-        Digest(text)
+        }))
     }
 
     /// `sha256`, `sha384` or `sha512`.
@@ -71,6 +84,51 @@ impl Digest {
     /// The whole text, `algorithm:hex`.
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+}
+
+/// A digest being computed.
+#[derive(Debug, Clone)]
+pub enum DigestHasher {
+    /// SHA-256.
+    Sha256(Sha256),
+    /// SHA-384.
+    Sha384(Sha384),
+    /// SHA-512.
+    Sha512(Sha512),
+}
+
+impl DigestHasher {
+    /// Computes a SHA-256 digest.
+    pub fn sha256() -> DigestHasher {
+        DigestHasher::Sha256(Sha256::new())
+    }
+
+    /// Computes a digest with the algorithm of this one.
+    pub fn like(digest: &Digest) -> DigestHasher {
+        match digest.algorithm() {
+            "sha384" => DigestHasher::Sha384(Sha384::new()),
+            "sha512" => DigestHasher::Sha512(Sha512::new()),
+            _ => DigestHasher::sha256(),
+        }
+    }
+
+    /// Adds bytes.
+    pub fn update(&mut self, bytes: &[u8]) {
+        match self {
+            DigestHasher::Sha256(hasher) => hasher.update(bytes),
+            DigestHasher::Sha384(hasher) => hasher.update(bytes),
+            DigestHasher::Sha512(hasher) => hasher.update(bytes),
+        }
+    }
+
+    /// The digest of all bytes.
+    pub fn finish(self) -> Digest {
+        match self {
+            DigestHasher::Sha256(hasher) => Digest::of_hash("sha256", &hasher.finalize()),
+            DigestHasher::Sha384(hasher) => Digest::of_hash("sha384", &hasher.finalize()),
+            DigestHasher::Sha512(hasher) => Digest::of_hash("sha512", &hasher.finalize()),
+        }
     }
 }
 
@@ -151,5 +209,24 @@ mod tests {
     fn a_digest_knows_its_parts() {
         let digest = Digest::parse(&format!("sha384:{}", "b".repeat(96))).expect("a digest");
         assert_eq!((digest.algorithm(), digest.hex().len()), ("sha384", 96));
+    }
+
+    #[test]
+    fn a_content_is_checked_with_each_algorithm() {
+        for (algorithm, empty) in [
+            ("sha256", "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"),
+            (
+                "sha384",
+                "38b060a751ac96384cd9327eb1b1e36a21fdb71114be07434c0cc7bf63f6e1da274edebfe76f65fbd51ad2f14898b95b",
+            ),
+            (
+                "sha512",
+                "cf83e1357eefb8bdf1542850d66d8007d620e4050b5715dc83f4a921d36ce9ce47d0d13c5d85f2b0ff8318d2877eec2f63b931bd47417a81a538327af927da3e",
+            ),
+        ] {
+            let digest = Digest::parse(&format!("{algorithm}:{empty}")).expect("a digest");
+            assert_eq!(digest.check(b""), Ok(()));
+            assert_eq!(digest.check(b"x").unwrap_err().algorithm(), algorithm);
+        }
     }
 }

@@ -19,7 +19,7 @@ mod properties;
 use std::fmt;
 use std::str::FromStr;
 
-pub use digest::{Digest, DigestError};
+pub use digest::{Digest, DigestError, DigestHasher};
 pub use error::{ReferenceError, ReferenceErrorKind};
 pub(crate) use grammar::is_domain;
 pub use name::{ImageId, ImageName, LayerId};

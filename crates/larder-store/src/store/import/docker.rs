@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::io::Read;
 
-use larder::reference::{Digest, Reference};
+use larder::reference::{Digest, DigestHasher, Reference};
 use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 use serde_json::json;
 
@@ -14,7 +14,6 @@ use super::entries::{FileCompression, ImportEntries, detect_compression, digest_
 use super::error::{ImportError, read};
 use super::found_images::{FoundImages, PlatformSearch};
 use super::image::ImportImage;
-use crate::store::blobs::{BlobHasher, check_digest};
 use larder_registry::manifest::{ImageConfig, ManifestOrIndex, PlatformMatcher};
 
 const MANIFEST: &str = "manifest.json";
@@ -164,7 +163,7 @@ fn entry_name(name: &str) -> Result<String, ImportError> {
 fn config_digest(name: &str, config: &[u8]) -> Result<Digest, ImportError> {
     let hex = name.strip_suffix(".json").and_then(|hex| Digest::parse(&format!("sha256:{hex}")).ok());
     match digest_of_blob(name).or(hex) {
-        Some(digest) if check_digest(config, &digest).is_err() => {
+        Some(digest) if digest.check(config).is_err() => {
             Err(ImportError::WrongDigest { name: name.to_owned(), wanted: digest })
         }
         Some(digest) => Ok(digest),
@@ -202,7 +201,7 @@ fn layer(entries: &ImportEntries, name: &str, diff_id: &Digest) -> Result<serde_
 
 /// The digest of an entry, by reading all of it.
 fn digest_of(entries: &ImportEntries, name: &str) -> Result<Digest, ImportError> {
-    let mut hasher = BlobHasher::sha256();
+    let mut hasher = DigestHasher::sha256();
     let mut from = entries.open(name)?;
     let mut buffer = vec![0; 256 << 10];
     loop {

@@ -15,7 +15,6 @@ use super::archive::{MAX_ENTRIES, TarEntry, TarEntryKind, TarScanner, normalize_
 use super::error::{ImportError, file, read};
 use super::spool::Spool;
 use crate::disk::DiskSpace;
-use crate::store::blobs::check_digest;
 use crate::store::{BlobSource, LayerHandle, LayerKey, LayerRecord, Store};
 use larder_registry::manifest::MAX_BYTES;
 
@@ -303,7 +302,7 @@ impl ImportEntries {
     pub(super) fn blob(&self, digest: &Digest) -> Result<Vec<u8>, ImportError> {
         let name = blob_name(digest);
         let bytes = self.document(&name)?;
-        if check_digest(&bytes, digest).is_err() {
+        if digest.check(&bytes).is_err() {
             return Err(ImportError::WrongDigest { name, wanted: digest.clone() });
         }
         Ok(bytes)
