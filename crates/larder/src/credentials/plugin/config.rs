@@ -1,15 +1,14 @@
 //! Reads a `CredentialProviderConfig` from a file, or from the files of a directory.
 
-use std::fmt::Write as _;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
-use sha2::{Digest as _, Sha256};
+use serde::{Deserialize, Deserializer};
 
 use crate::config::GoDuration;
 use crate::credentials::Secret;
 use crate::go_format;
+use crate::reference::DigestHasher;
 
 /// The largest configuration file that is read, in bytes.
 const LARGEST: u64 = 1 << 20;
@@ -18,7 +17,8 @@ const GROUP: &str = "kubelet.config.k8s.io/";
 const ENDINGS: [&str; 3] = [".json", ".yaml", ".yml"];
 
 /// One program that gives credentials, as configured. Not checked yet: see [`problems`](super::problems).
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct ProviderConfig {
     /// Its file name in the directory of programs.
     pub name: String,
@@ -31,6 +31,7 @@ pub struct ProviderConfig {
     /// Its arguments.
     pub args: Vec<String>,
     /// Its environment, on top of this process's own: name and value.
+    #[serde(deserialize_with = "env_entries")]
     pub env: Vec<(String, Secret)>,
     /// Whether and how it gets tokens of service accounts.
     pub token_attributes: Option<TokenAttributes>,
@@ -64,24 +65,7 @@ pub struct CredentialProviderConfig {
     #[serde(default)]
     api_version: String,
     #[serde(default)]
-    providers: Vec<ProviderEntry>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase")]
-struct ProviderEntry {
-    #[serde(default)]
-    name: String,
-    #[serde(default)]
-    match_images: Vec<String>,
-    default_cache_duration: Option<GoDuration>,
-    #[serde(default)]
-    api_version: String,
-    #[serde(default)]
-    args: Vec<String>,
-    #[serde(default)]
-    env: Vec<EnvEntry>,
-    token_attributes: Option<TokenAttributes>,
+    providers: Vec<ProviderConfig>,
 }
 
 #[derive(Deserialize)]
@@ -90,6 +74,11 @@ struct EnvEntry {
     name: String,
     #[serde(default)]
     value: String,
+}
+
+fn env_entries<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<(String, Secret)>, D::Error> {
+    let entries = Vec::<EnvEntry>::deserialize(deserializer)?;
+    Ok(entries.into_iter().map(|EnvEntry { name, value }| (name, Secret::new(value))).collect())
 }
 
 /// Reads the text of a file, YAML or JSON. The error states position and cause, never values.
@@ -139,10 +128,10 @@ pub fn load(path: &Path, decode: ProviderConfigDecoder<'_>) -> Result<LoadedProv
     if files.is_empty() {
         return Err(ProviderConfigError::Empty(path.to_owned()));
     }
-    let (mut providers, mut hash) = (Vec::<ProviderConfig>::new(), Sha256::new());
+    let (mut providers, mut hash) = (Vec::<ProviderConfig>::new(), DigestHasher::sha256());
     for path in files {
         let text = bounded(&path).map_err(ProviderConfigError::Unreadable)?;
-        hash.update((text.len() as u64).to_be_bytes());
+        hash.update(&(text.len() as u64).to_be_bytes());
         hash.update(&text);
         let read = providers_of(&text, decode);
         for provider in read.map_err(|problem| ProviderConfigError::Decode { path: path.clone(), problem })? {
@@ -152,11 +141,7 @@ pub fn load(path: &Path, decode: ProviderConfigDecoder<'_>) -> Result<LoadedProv
             providers.push(provider);
         }
     }
-    let mut text = String::from("sha256:");
-    for byte in hash.finalize() {
-        let _ = write!(text, "{byte:02x}");
-    }
-    Ok(LoadedProviders { providers, hash: text })
+    Ok(LoadedProviders { providers, hash: hash.finish().into() })
 }
 
 fn files_of(dir: &Path) -> io::Result<Vec<PathBuf>> {
@@ -195,19 +180,8 @@ fn providers_of(text: &[u8], decode: ProviderConfigDecoder<'_>) -> Result<Vec<Pr
             "unsupported kind {kind} of apiVersion {version}: expected {KIND} of {GROUP}v1, v1beta1 or v1alpha1"
         ));
     }
-    let provider = |text: ProviderEntry| {
-        if text.token_attributes.is_some() && version != Some("v1") {
-            return Err(format!("unknown field \"tokenAttributes\": requires apiVersion {GROUP}v1"));
-        }
-        Ok(ProviderConfig {
-            name: text.name,
-            match_images: text.match_images,
-            default_cache_duration: text.default_cache_duration,
-            api_version: text.api_version,
-            args: text.args,
-            env: text.env.into_iter().map(|EnvEntry { name, value }| (name, Secret::new(value))).collect(),
-            token_attributes: text.token_attributes,
-        })
-    };
-    providers.into_iter().map(provider).collect()
+    if version != Some("v1") && providers.iter().any(|provider| provider.token_attributes.is_some()) {
+        return Err(format!("unknown field \"tokenAttributes\": requires apiVersion {GROUP}v1"));
+    }
+    Ok(providers)
 }
