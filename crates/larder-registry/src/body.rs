@@ -6,7 +6,7 @@ use tokio::time::{self, Instant};
 
 use super::budget::ConnectionPermit;
 use super::config::RegistryConfig;
-use super::error::{FetchError, FetchErrorKind, FetchTarget};
+use super::error::FetchErrorKind;
 use super::stall_detector::StallDetector;
 use super::transport::explain;
 
@@ -70,16 +70,18 @@ impl WatchedBody {
 
 /// A part of a blob that is being received. Holds one connection of the registry's budget until dropped.
 #[derive(Debug)]
-pub struct BlobBody {
+pub(crate) struct BlobBody {
     body: WatchedBody,
     permit: ConnectionPermit,
-    start: u64,
+    /// Offset of the first byte: 0 if the server ignored the requested range.
+    pub(crate) start: u64,
     at: u64,
-    end: u64,
-    ranged: bool,
+    /// Offset after the last byte; may be less than requested.
+    pub(crate) end: u64,
+    /// Whether the server sends exactly the requested range.
+    pub(crate) ranged: bool,
+    /// The host that serves it.
     pub(crate) host: String,
-    repository: String,
-    target: FetchTarget,
 }
 
 /// A part of a blob before its first byte.
@@ -96,46 +98,14 @@ impl BlobBody {
         permit: ConnectionPermit,
         part: BlobRange,
         config: &RegistryConfig,
-        repository: String,
         host: String,
-        target: FetchTarget,
     ) -> BlobBody {
         let BlobRange { start, end, ranged } = part;
         let body = WatchedBody::new(response, config);
-        BlobBody { body, permit, start, at: start, end, ranged, host, repository, target }
+        BlobBody { body, permit, start, at: start, end, ranged, host }
     }
 
-    /// Offset of the first byte received. 0 if the server ignored the requested range: start over.
-    pub fn start(&self) -> u64 {
-        self.start
-    }
-
-    /// Offset after the last byte received. May be less than requested.
-    pub fn end(&self) -> u64 {
-        self.end
-    }
-
-    /// Whether the server sends exactly the requested range.
-    pub fn is_ranged(&self) -> bool {
-        self.ranged
-    }
-
-    /// The host that serves it.
-    pub fn host(&self) -> &str {
-        &self.host
-    }
-
-    /// The next chunk; `None` after the last byte. After an error, reopen the blob at the offset reached.
-    pub async fn chunk(&mut self) -> Result<Option<Bytes>, FetchError> {
-        self.next().await.map_err(|kind| FetchError {
-            repository: self.repository.clone(),
-            target: self.target.clone(),
-            host: self.host.clone(),
-            kind: Box::new(kind),
-            context: Box::default(),
-        })
-    }
-
+    /// The next chunk; `None` after the last byte. After an error, the blob can be opened again at the byte reached.
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, FetchErrorKind> {
         let truncated =
             |at, end, cause: &str| FetchErrorKind::Truncated { got: at, expected: end, cause: cause.into() };

@@ -77,8 +77,7 @@ impl RegistryClient {
     /// A session for one image's repository with one credential. Reads the registry's host configuration; sends no
     /// request.
     ///
-    /// The credential belongs to the registry of the image's name. Mirrors get none, unless
-    /// [`RepositorySession::with_mirror_credential`] sets one.
+    /// The credential belongs to the registry of the image's name. Mirrors get none.
     pub fn session(
         &self,
         image: &Reference,

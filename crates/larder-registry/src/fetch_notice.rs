@@ -22,7 +22,7 @@ pub enum FetchNotice {
     Resumed,
 }
 
-/// The reason of a wait. Prints as `rate limited by registry.example for 12s`.
+/// The reason of a wait.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FetchWait {
@@ -67,20 +67,6 @@ impl FetchWait {
     }
 }
 
-impl fmt::Display for FetchWait {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let left = |until: &Instant| short(until.saturating_duration_since(Instant::now()));
-        match self {
-            FetchWait::Connection { host } => write!(f, "no free connection to {host}"),
-            FetchWait::RateLimited { host, until } => write!(f, "rate limited by {host} for {}", left(until)),
-            FetchWait::Retry { host, until, reason } => {
-                write!(f, "retrying {host} in {} ({reason})", left(until))
-            }
-            FetchWait::Token { host } => write!(f, "requesting a token from {host}"),
-        }
-    }
-}
-
 /// `850ms`, `12s`, `3m20s`, `2h5m`.
 pub(crate) fn short(time: Duration) -> String {
     let seconds = time.as_secs();
@@ -111,26 +97,5 @@ impl FetchWatcher {
 impl fmt::Debug for FetchWatcher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Watcher")
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn reasons_contain_the_remaining_time() {
-        let host = "registry.example".to_owned();
-        let until = Instant::now() + Duration::from_secs(200);
-        assert_eq!(
-            FetchWait::RateLimited { host: host.clone(), until }.to_string(),
-            "rate limited by registry.example for 3m20s"
-        );
-        let reason = "500 Internal Server Error".to_owned();
-        let until = Instant::now() + Duration::from_millis(850);
-        assert_eq!(
-            FetchWait::Retry { host, until, reason }.to_string(),
-            "retrying registry.example in 850ms (500 Internal Server Error)"
-        );
     }
 }

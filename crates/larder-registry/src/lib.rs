@@ -45,12 +45,11 @@ mod transport;
 mod warnings;
 
 pub use access_check::FetchAttempt;
-pub use body::BlobBody;
 pub use budget::{RegistryLoad, RegistryQuota};
 pub use client::RegistryClient;
 pub use config::{Proxy, RegistryConfig};
 pub use error::{ErrorResponse, FetchError, FetchErrorKind, FetchTarget};
-pub use fetch::{BlobError, BlobSink, ByteRanges, FetchReport, fetch_blob};
+pub use fetch::{BlobError, BlobSink, ByteRanges, fetch_blob};
 pub use fetch_notice::{FetchNotice, FetchWait};
 pub use hosts::HostsError;
 pub use image::ImageDocuments;

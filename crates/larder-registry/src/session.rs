@@ -120,20 +120,6 @@ impl RepositorySession {
         RepositorySession { links, ..self.clone() }
     }
 
-    /// Returns the session with a credential for a mirror (`HOST` or `HOST:PORT`), which otherwise gets none.
-    #[must_use]
-    pub fn with_mirror_credential(&self, host: &str, credential: &Credential) -> RepositorySession {
-        let links = self.links.iter().map(|link| {
-            if link.host.name() == host {
-                let (registry, path) = (self.image.registry(), self.image.path());
-                self.shared.link(registry, path, link.host.clone(), Some(credential))
-            } else {
-                link.clone()
-            }
-        });
-        RepositorySession { links: links.collect(), ..self.clone() }
-    }
-
     /// Fetches the manifest or index that the image's name points at: by its digest if it has one, else by its tag.
     pub async fn resolve(&self) -> Result<ResolvedManifest, FetchError> {
         if let Some(digest) = self.image.digest() {
@@ -162,22 +148,6 @@ impl RepositorySession {
         let target = FetchTarget::Config(descriptor.digest.clone());
         let request = self.host_request(target, HostCapability::Pull)?;
         request.send(|link| async move { Ok(self.config_at(link, descriptor).await?) }).await
-    }
-
-    /// Opens a blob from `offset` up to `end` (exclusive, above `offset`; `None` is all of it). The bytes are not
-    /// verified.
-    ///
-    /// The server may ignore the range: check [`BlobBody::start`].
-    pub async fn open_blob(
-        &self,
-        descriptor: &Descriptor,
-        offset: u64,
-        end: Option<u64>,
-    ) -> Result<BlobBody, FetchError> {
-        let end = end.unwrap_or(u64::MAX).min(descriptor.size);
-        let request =
-            self.host_request(FetchTarget::Blob(descriptor.digest.clone()), HostCapability::Pull)?;
-        request.send(|link| async move { Ok(self.open_at(link, descriptor, offset, end).await?) }).await
     }
 
     async fn fetch_manifest(
@@ -234,7 +204,7 @@ impl RepositorySession {
         Ok(raw)
     }
 
-    /// Opens a part of a blob at one host.
+    /// Opens a blob from `offset` up to `end` (exclusive, above `offset`) at one host, which may ignore the range.
     pub(crate) async fn open_at(
         &self,
         link: &SessionHost,
@@ -259,9 +229,7 @@ impl RepositorySession {
             kind,
             token: false,
         })?;
-        let (repository, host) = (self.image.name().to_owned(), link.host.name());
-        let target = FetchTarget::Blob(descriptor.digest.clone());
-        Ok(BlobBody::new(reply.response, permit, part, &self.shared.config, repository, host, target))
+        Ok(BlobBody::new(reply.response, permit, part, &self.shared.config, link.host.name()))
     }
 
     pub(super) fn url(&self, link: &SessionHost, kind: &str, reference: &str) -> Url {

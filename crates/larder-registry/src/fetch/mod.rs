@@ -31,15 +31,6 @@ use super::session::{
 };
 use crate::manifest::Descriptor;
 
-/// The result of a fetch.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct FetchReport {
-    /// Hosts that served a part of it, each once.
-    pub hosts: Vec<String>,
-    /// Bytes received over the network.
-    pub received: u64,
-}
-
 /// Why a blob is incomplete in its sink. Bytes written so far remain.
 #[derive(Debug, thiserror::Error)]
 pub enum BlobError {
@@ -65,9 +56,9 @@ pub async fn fetch_blob(
     descriptor: &Descriptor,
     present: &ByteRanges,
     sink: Arc<dyn BlobSink>,
-) -> Result<FetchReport, BlobError> {
+) -> Result<(), BlobError> {
     let mut parts = MissingRanges::new(descriptor.size, present, session.shared.config.range_size);
-    let Some(first) = parts.next() else { return Ok(FetchReport::default()) };
+    let Some(first) = parts.next() else { return Ok(()) };
     let target = FetchTarget::Blob(descriptor.digest.clone());
     let fetch = BlobFetch {
         hosts: session.host_request(target, HostCapability::Pull)?,
@@ -75,22 +66,21 @@ pub async fn fetch_blob(
         descriptor,
         sink: Arc::new(ClosableSink::new(sink)),
         here: Mutex::new(present.clone()),
-        report: Mutex::default(),
         ranges_failed: AtomicBool::new(false),
     };
     // The first response shows whether the server supports ranges; further connections open only then.
     let (blob, part) = (&fetch, &first);
     let opened = fetch.hosts.send(|host| async move { Ok(blob.open(host, part).await?) }).await?;
     let whole = match opened {
-        Some(body) if body.start() == first.start && (body.is_ranged() || parts.is_empty()) => {
+        Some(body) if body.start == first.start && (body.ranged || parts.is_empty()) => {
             fetch.in_parallel(parts, first, body).await?
         }
         other => Some(other),
     };
-    if let Some(body) = whole {
-        fetch.sequentially(body).await?;
+    match whole {
+        Some(body) => fetch.sequentially(body).await,
+        None => Ok(()),
     }
-    Ok(fetch.finish())
 }
 
 /// The missing ranges, split at multiples of a size, in order. An iterator, because a manifest may declare any size.
@@ -143,7 +133,6 @@ struct BlobFetch<'s> {
     descriptor: &'s Descriptor,
     sink: Arc<ClosableSink>,
     here: Mutex<ByteRanges>,
-    report: Mutex<FetchReport>,
     /// A host served a wrong range, or none: from now on the blob is requested whole.
     ranges_failed: AtomicBool,
 }
@@ -155,11 +144,7 @@ impl<'s> BlobFetch<'s> {
         let part = if self.ranges_failed.load(Ordering::Relaxed) { &whole } else { part };
         match self.session.open_at(host, self.descriptor, part.start, part.end).await {
             Ok(body) => {
-                self.session.watcher.notify(FetchNotice::Host(body.host().to_owned()));
-                let mut report = self.report();
-                if !report.hosts.iter().any(|host| host == body.host()) {
-                    report.hosts.push(body.host().to_owned());
-                }
+                self.session.watcher.notify(FetchNotice::Host(body.host.clone()));
                 Ok(Some(body))
             }
             Err(failed) if matches!(failed.kind, FetchErrorKind::BadRange(_)) && *part != whole => {
@@ -218,7 +203,7 @@ impl<'s> BlobFetch<'s> {
                 None => self.open(host, &(at..part.end)).await?,
             };
             match body {
-                Some(body) if body.start() == at && body.end() <= part.end => {
+                Some(body) if body.start == at && body.end <= part.end => {
                     if let Err(error) = self.copy(body).await? {
                         return Ok(PartOutcome::Failed(error));
                     }
@@ -262,7 +247,7 @@ impl<'s> BlobFetch<'s> {
     /// Writes the missing bytes of a body until it ends or fails. The inner error is one of the sink.
     async fn copy(&self, mut body: BlobBody) -> Result<Result<(), BlobError>, AttemptFailure> {
         let mut writer = RangeWriter::new(self.sink.clone());
-        let mut at = body.start();
+        let mut at = body.start;
         let mut added = 0;
         let ended = loop {
             let chunk = match body.next().await {
@@ -271,7 +256,6 @@ impl<'s> BlobFetch<'s> {
                 Err(kind) => break Some(kind),
             };
             let end = at + chunk.len() as u64;
-            self.report().received += chunk.len() as u64;
             let missing = self.here().missing(at..end);
             for range in missing {
                 let offset = |position: u64| usize::try_from(position - at).unwrap_or(usize::MAX);
@@ -287,7 +271,7 @@ impl<'s> BlobFetch<'s> {
             return Ok(Err(error));
         }
         let Some(kind) = ended else { return Ok(Ok(())) };
-        let error = RequestError { host: body.host().to_owned(), kind, token: false };
+        let error = RequestError { host: body.host.clone(), kind, token: false };
         // The connection is free during the back-off.
         drop(body);
         Err(AttemptFailure { error, progressed: added >= self.session.shared.config.stall_bytes })
@@ -307,14 +291,6 @@ impl<'s> BlobFetch<'s> {
 
     fn here(&self) -> MutexGuard<'_, ByteRanges> {
         self.here.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn report(&self) -> MutexGuard<'_, FetchReport> {
-        self.report.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn finish(&self) -> FetchReport {
-        self.report().clone()
     }
 }
 

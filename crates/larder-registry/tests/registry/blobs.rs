@@ -16,10 +16,9 @@ async fn a_large_blob_is_fetched_in_parallel_ranges_each_byte_once() {
     registry.fault(FaultTrigger::path("/blobs/"), ResponseFault::Trickle(20_000, Duration::from_millis(3)));
     let (session, notices) = watched(&session(quick(), &registry.image("a/b")));
     let sink = MemorySink::new();
-    let fetched = fetch_blob(&session, &blob, &ByteRanges::new(), sink.clone()).await.unwrap();
+    fetch_blob(&session, &blob, &ByteRanges::new(), sink.clone()).await.unwrap();
     assert_eq!(sink.content(), content);
-    assert_eq!(fetched.hosts, [registry.address()]);
-    assert_eq!(fetched.received, SIZE as u64);
+    assert_eq!(hosts(&notices), [registry.address()]);
     assert_eq!(registry.bytes_sent(blob.digest.as_str()), SIZE as u64);
     assert_eq!(registry.requests().len(), 10, "ten ranges of 100 kB");
     assert_eq!(registry.most_connections(), 4);
@@ -41,10 +40,9 @@ async fn a_small_blob_is_fetched_in_one_request() {
     assert_eq!(registry.requests()[0].range, None);
 
     let (_, empty) = put_blob(&registry, 0);
-    let fetched =
-        fetch_blob(&session(quick(), &registry.image("a/b")), &empty, &ByteRanges::new(), MemorySink::new())
-            .await;
-    assert_eq!(fetched.unwrap().received, 0);
+    fetch_blob(&session(quick(), &registry.image("a/b")), &empty, &ByteRanges::new(), MemorySink::new())
+        .await
+        .unwrap();
     assert_eq!(registry.requests().len(), 1, "an empty blob needs no request");
 }
 
@@ -135,9 +133,8 @@ async fn bytes_present_before_a_restart_are_not_fetched_again() {
     }
     let sink = MemorySink::holding(&left);
     let session = session(quick(), &registry.image("a/b"));
-    let fetched = fetch_blob(&session, &blob, &present, sink.clone()).await.unwrap();
+    fetch_blob(&session, &blob, &present, sink.clone()).await.unwrap();
     assert!(sink.content() == content);
-    assert_eq!(fetched.received, 250_000);
     assert_eq!(registry.bytes_sent(blob.digest.as_str()), 250_000);
 
     let all: ByteRanges = std::iter::once(0..SIZE as u64).collect();
@@ -368,22 +365,4 @@ async fn connections_to_a_registry_are_bounded_over_all_pulls() {
     });
     futures_util::future::join_all(fetches).await;
     assert_eq!(registry.most_connections(), 5);
-}
-
-#[tokio::test]
-async fn an_opened_blob_has_its_start_and_exactly_the_range() {
-    let registry = FaultRegistry::start();
-    let (content, blob) = put_blob(&registry, 50_000);
-    let session = session(quick(), &registry.image("a/b"));
-    let mut body = session.open_blob(&blob, 10_000, Some(30_000)).await.unwrap();
-    assert_eq!((body.start(), body.end(), body.is_ranged()), (10_000, 30_000, true));
-    let mut got = Vec::new();
-    while let Some(chunk) = body.chunk().await.unwrap() {
-        got.extend_from_slice(&chunk);
-    }
-    assert!(got == content[10_000..30_000]);
-
-    registry.fault(FaultTrigger::path("/blobs/"), ResponseFault::IgnoreRange);
-    let body = session.open_blob(&blob, 10_000, Some(30_000)).await.unwrap();
-    assert_eq!((body.start(), body.end(), body.is_ranged()), (0, 50_000, false));
 }

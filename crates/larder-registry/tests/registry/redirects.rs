@@ -25,10 +25,11 @@ async fn a_redirect_to_another_host_is_followed_without_credentials() {
     let session = RegistryClient::new(config)
         .session(&reference(&registry.image("a/b")), Some(&login("u", "s3cret")))
         .unwrap();
+    let (session, notices) = watched(&session);
     let sink = MemorySink::new();
-    let fetched = fetch_blob(&session, &blob, &ByteRanges::new(), sink.clone()).await.unwrap();
+    fetch_blob(&session, &blob, &ByteRanges::new(), sink.clone()).await.unwrap();
     assert!(sink.content() == content);
-    assert_eq!(fetched.hosts, [registry.address()]);
+    assert_eq!(hosts(&notices), [registry.address()]);
     assert!(registry.requests().iter().all(|request| request.header("x-own") == Some("mine")));
     assert!(registry.requests()[1].authorization.is_some());
     let there = storage.requests();

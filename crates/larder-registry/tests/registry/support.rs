@@ -183,6 +183,19 @@ pub(crate) fn waits(notices: &Mutex<Vec<FetchNotice>>) -> Vec<FetchWait> {
         .collect()
 }
 
+/// Returns the hosts among the notices, each once.
+pub(crate) fn hosts(notices: &Mutex<Vec<FetchNotice>>) -> Vec<String> {
+    let mut hosts = Vec::new();
+    for notice in &*notices.lock().unwrap() {
+        if let FetchNotice::Host(host) = notice
+            && !hosts.contains(host)
+        {
+            hosts.push(host.clone());
+        }
+    }
+    hosts
+}
+
 /// The kind of an error, by name.
 pub(crate) fn kind(error: &FetchError) -> &'static str {
     match *error.kind {
