@@ -285,6 +285,12 @@ pub struct StoreSettings {
     pub reserve_bytes: u64,
     /// Inodes that must stay free after a pull.
     pub reserve_inodes: u64,
+    /// Uncompressed bytes of one layer.
+    pub max_layer_bytes: u64,
+    /// Uncompressed bytes of all layers of an image.
+    pub max_image_bytes: u64,
+    /// Uncompressed bytes of an image for each compressed byte; 0 is no limit.
+    pub max_expansion: u64,
 }
 
 impl Config {
@@ -339,6 +345,12 @@ impl Config {
             scheduler: larder::scheduler::Scheduler::for_layers(self.store.layers_at_once),
             minimum_rate: self.store.minimum_rate,
             reserve,
+            limits: larder_store::unpack::UnpackLimits {
+                max_plain_bytes: self.store.max_layer_bytes,
+                max_image_bytes: self.store.max_image_bytes,
+                max_expansion: self.store.max_expansion,
+                ..larder_store::unpack::UnpackLimits::default()
+            },
             ..larder_store::pull::StorePullConfig::default()
         }
     }

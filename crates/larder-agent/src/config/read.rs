@@ -335,6 +335,9 @@ impl ConfigDraft {
                 minimum_rate: pull.minimum_rate,
                 reserve_bytes: pull.reserve.bytes,
                 reserve_inodes: pull.reserve.inodes,
+                max_layer_bytes: pull.limits.max_plain_bytes,
+                max_image_bytes: pull.limits.max_image_bytes,
+                max_expansion: pull.limits.max_expansion,
             },
             runtime: CriConfig {
                 sandbox_images: SANDBOX_IMAGES.map(str::to_owned).to_vec(),

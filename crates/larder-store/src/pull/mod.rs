@@ -360,6 +360,7 @@ impl StorePuller {
         UnpackOptions {
             threads,
             limits,
+            image: worker.image_bytes(),
             write_behind: Some(worker.write_behind().clone()),
             reserve: Some(self.reserve.clone()),
             ..UnpackOptions::default()

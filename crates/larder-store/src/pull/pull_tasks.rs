@@ -13,7 +13,7 @@ use tokio::task::{JoinError, JoinHandle};
 use tracing::{Instrument as _, Span};
 
 use super::error::PullError;
-use crate::unpack::WriteBehind;
+use crate::unpack::{ImageByteCounts, WriteBehind};
 
 /// The workers of one pull.
 pub(super) struct PullTasks {
@@ -26,6 +26,7 @@ pub(super) struct PullTasks {
 #[derive(Clone)]
 pub(super) struct PullTaskHandle {
     write_behind: WriteBehind,
+    image_bytes: Arc<ImageByteCounts>,
     /// Nothing is sent: the receiver is notified when the last sender is dropped.
     _alive: mpsc::Sender<()>,
 }
@@ -45,7 +46,7 @@ impl PullTasks {
     pub(super) fn new(write_behind: WriteBehind, abandoned: &AbandonedPulls) -> PullTasks {
         let (sender, alive) = mpsc::channel(1);
         let ended = PullTasksDone { alive, write_behind: write_behind.clone() };
-        let worker = PullTaskHandle { write_behind, _alive: sender };
+        let worker = PullTaskHandle { write_behind, image_bytes: Arc::default(), _alive: sender };
         PullTasks { worker, ended: Some(ended), abandoned: abandoned.clone() }
     }
 
@@ -76,6 +77,11 @@ impl PullTaskHandle {
     /// Gets large files early to the disk.
     pub(super) fn write_behind(&self) -> &WriteBehind {
         &self.write_behind
+    }
+
+    /// Bytes of the layers that the pull unpacks.
+    pub(super) fn image_bytes(&self) -> Arc<ImageByteCounts> {
+        Arc::clone(&self.image_bytes)
     }
 
     /// Runs what blocks on a thread where it may. The pull does not end before it, nor before what it returned is

@@ -15,6 +15,7 @@ use larder::reference::Digest;
 
 use super::error::named;
 use super::metadata::FileTime;
+use super::options::MAX_LAYER_BYTES;
 use super::pax::{PaxValues, strict_pax};
 use super::stream::{BufferSource, TarStream, admit};
 use super::{EntryRefusal, UnpackError, UnpackLimits, UnpackOptions};
@@ -269,6 +270,7 @@ impl<'a, F: BufferSource> LayerArchive<'a, F> {
                 entry: name_at(self.fill()?),
                 what: "bytes of extended headers in one entry",
                 limit,
+                setting: None,
             });
         }
         self.carry.drain(..self.carried);
@@ -339,7 +341,7 @@ impl<'a, F: BufferSource> LayerArchive<'a, F> {
         self.check_entries()?;
         self.total_size = self.total_size.saturating_add(entry.size);
         if self.total_size > self.max_size {
-            return Err(UnpackError::over(self.max_size, "bytes of file content"));
+            return Err(UnpackError::over_setting(self.max_size, "bytes of file content", MAX_LAYER_BYTES));
         }
         if self.options.progress.is_canceled() {
             return Err(UnpackError::Canceled);
@@ -370,11 +372,14 @@ fn parse_error(at: u64, input: &[u8], error: &ParseError, options: &UnpackOption
     match error {
         ParseError::MetadataTooLarge { .. } | ParseError::TooManyPendingEntries { .. } => {
             let limit = u64::from(options.limits.max_metadata);
-            UnpackError::Limit { entry, what: "bytes of extended headers in one entry", limit }
+            UnpackError::Limit { entry, what: "bytes of extended headers in one entry", limit, setting: None }
         }
-        ParseError::TooManySparseEntries { limit, .. } => {
-            UnpackError::Limit { entry, what: "segments in a sparse file", limit: *limit as u64 }
-        }
+        ParseError::TooManySparseEntries { limit, .. } => UnpackError::Limit {
+            entry,
+            what: "segments in a sparse file",
+            limit: *limit as u64,
+            setting: None,
+        },
         other => UnpackError::Archive { at, entry, problem: other.to_string() },
     }
 }
@@ -423,7 +428,7 @@ fn check_lengths(entry: &LayerEntry, limits: &UnpackLimits) -> Result<(), Unpack
     let limit = limits.max_path;
     if entry.path.len() > limit as usize {
         let (entry, what) = (Some(named(&entry.path)), "bytes in the path of an entry");
-        return Err(UnpackError::Limit { entry, what, limit: u64::from(limit) });
+        return Err(UnpackError::Limit { entry, what, limit: u64::from(limit), setting: None });
     }
     if entry.link.len() > limit as usize {
         return Err(UnpackError::refused(&entry.path, EntryRefusal::LinkTooLong(limit)));

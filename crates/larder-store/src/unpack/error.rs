@@ -77,6 +77,8 @@ pub enum UnpackError {
         what: &'static str,
         /// The limit.
         limit: u64,
+        /// The setting that raises it, if there is one.
+        setting: Option<&'static str>,
     },
     /// The local filesystem failed: no space, no permission, an I/O error.
     #[error("cannot {doing} {}", path.display())]
@@ -211,7 +213,12 @@ impl UnpackError {
 
     /// More than `limit` of something in the whole layer.
     pub(super) fn over(limit: u64, what: &'static str) -> Self {
-        UnpackError::Limit { entry: None, what, limit }
+        UnpackError::Limit { entry: None, what, limit, setting: None }
+    }
+
+    /// More than a setting allows in the layer or its image.
+    pub(super) fn over_setting(limit: u64, what: &'static str, setting: &'static str) -> Self {
+        UnpackError::Limit { entry: None, what, limit, setting: Some(setting) }
     }
 
     /// The error of the system that it reports, or itself as one.
@@ -270,7 +277,10 @@ impl UnpackError {
                 "the content matches the manifest, so the image itself is invalid; rebuild the image"
             }
             UnpackError::Refused { .. } => "do not trust this image; report it to its publisher",
-            UnpackError::Limit { .. } => {
+            UnpackError::Limit { setting: Some(setting), .. } => {
+                return Some(format!("if you trust the image, raise the setting {setting}").into());
+            }
+            UnpackError::Limit { setting: None, .. } => {
                 "the limit guards against hostile archives and has no setting; rebuild the image with smaller layers"
             }
             UnpackError::File { .. } if self.is_no_space() => "free space or inodes, then retry",

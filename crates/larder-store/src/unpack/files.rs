@@ -42,7 +42,7 @@ pub struct SkippedFiles {
 
 /// Writes the files to a new EROFS disk, which is the same for the same files and ID. It is not synced.
 pub fn write_erofs_disk(files: impl Read, id: &Digest, path: &Path) -> Result<(), UnpackError> {
-    let options = UnpackOptions::default();
+    let options = UnpackOptions::for_accepted_layer();
     let mut feed = from_reader(files);
     let mut archive = LayerArchive::new(TarStream::new(&mut feed, id, &options), &options);
     let form = ErofsOptions { uuid: uuid_of(id), whiteouts: false, ..ErofsOptions::default() };
@@ -59,7 +59,7 @@ pub fn extract_files(
     dir: &Path,
     wanted: ExtractOptions,
 ) -> Result<SkippedFiles, UnpackError> {
-    let options = UnpackOptions::default();
+    let options = UnpackOptions::for_accepted_layer();
     let mut feed = from_reader(files);
     // The digest is computed and not compared.
     let unknown = Digest::sha256(b"");

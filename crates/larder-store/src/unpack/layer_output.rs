@@ -10,6 +10,7 @@ use std::sync::Arc;
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 use larder_erofs::ErofsOutput;
 
+use super::options::is_zero;
 use super::scratch_file::ScratchFile;
 use super::write_behind::WriteBehind;
 use super::{UnpackOptions, UnpackProgress};
@@ -84,8 +85,13 @@ impl LayerOutput {
         Ok(self.file.insert(file))
     }
 
+    /// Writes what follows. Long runs of zeros become holes: a layer of zeros takes no space.
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         let offset = self.written;
+        if bytes.len() == BUFFER && is_zero(bytes) {
+            self.written += BUFFER as u64;
+            return Ok(());
+        }
         if let Some(reserve) = &self.reserve {
             reserve.admit(DiskSpace { bytes: bytes.len() as u64, inodes: 0 })?;
         }
@@ -127,6 +133,8 @@ impl LayerOutput {
     /// Writes what is pending, frees the buffer, and closes the file until the next write.
     pub(super) fn pause(&mut self) -> io::Result<()> {
         self.flush()?;
+        let written = self.written;
+        self.open()?.set_len(written)?;
         self.pending = Vec::new();
         self.file = None;
         Ok(())
@@ -135,7 +143,9 @@ impl LayerOutput {
     /// Ends the file. It is not synced.
     pub(super) fn finish(mut self) -> io::Result<ErofsFile> {
         self.flush()?;
-        self.open()?;
+        // The file may end in a hole.
+        let written = self.written;
+        self.open()?.set_len(written)?;
         self.sync_early();
         let LayerOutput { file, hasher, written, .. } = self;
         file.map_or_else(|| Err(io::ErrorKind::NotFound.into()), |file| hasher.finish(&file, written))
@@ -203,6 +213,8 @@ mod tests {
         expected[2..9].copy_from_slice(b"changed");
         output.append(&vec![9; 2 * BUFFER]).unwrap();
         expected.extend_from_slice(&vec![9; 2 * BUFFER]);
+        output.append(&vec![0; 64 * BUFFER]).unwrap();
+        expected.extend_from_slice(&vec![0; 64 * BUFFER]);
         assert_eq!(
             output.written % BUFFER as u64,
             0,
@@ -210,5 +222,7 @@ mod tests {
         );
         output.finish().unwrap();
         assert!(fs_err::read(&path).unwrap() == expected);
+        let blocks = std::os::unix::fs::MetadataExt::blocks(&fs_err::metadata(&path).unwrap());
+        assert!(blocks * 512 < 16 * BUFFER as u64, "zeros take no space");
     }
 }

@@ -59,7 +59,9 @@ pub use layer_memory::LayerMemory;
 pub use layer_writer::{FinishedLayer, PendingLayer};
 pub use merged_files::{HoleEncoding, MergeError, write_merged_files};
 pub use merged_layers::{LayerReader, MergedLayers, open_layer};
-pub use options::{LayerDownload, OverlayForm, UnpackLimits, UnpackOptions, UnpackProgress, UnpackThreads};
+pub use options::{
+    ImageByteCounts, LayerDownload, OverlayForm, UnpackLimits, UnpackOptions, UnpackProgress, UnpackThreads,
+};
 pub use rebuild_archive::{RebuildError, rebuild_archive};
 pub use write_behind::{BackgroundSyncer, WriteBehind};
 

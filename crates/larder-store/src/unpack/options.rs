@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::{fmt, io};
 
-use super::{LayerMemory, WriteBehind};
+use super::{LayerMemory, UnpackError, WriteBehind};
 use crate::disk::SpaceReserve;
 
 /// How layers are unpacked.
@@ -15,6 +15,8 @@ pub struct UnpackOptions {
     pub threads: UnpackThreads,
     /// Ceilings against hostile archives.
     pub limits: UnpackLimits,
+    /// Bytes of all layers of the image. Default: the image has this layer only.
+    pub image: Arc<ImageByteCounts>,
     /// Counts what was done, and carries the wish to stop.
     pub progress: Arc<UnpackProgress>,
     /// Syncs the layer's file early. Default: none.
@@ -52,11 +54,25 @@ impl fmt::Debug for LayerDownload {
     }
 }
 
+impl UnpackOptions {
+    /// Default options without limits of size, for the files of a layer that the store has accepted.
+    pub(super) fn for_accepted_layer() -> UnpackOptions {
+        let limits = UnpackLimits {
+            max_plain_bytes: u64::MAX,
+            max_image_bytes: u64::MAX,
+            max_expansion: 0,
+            ..UnpackLimits::default()
+        };
+        UnpackOptions { limits, ..UnpackOptions::default() }
+    }
+}
+
 impl Default for UnpackOptions {
     fn default() -> Self {
         UnpackOptions {
             threads: UnpackThreads::Two,
             limits: UnpackLimits::default(),
+            image: Arc::default(),
             progress: Arc::default(),
             write_behind: None,
             reserve: None,
@@ -100,6 +116,13 @@ impl OverlayForm {
 pub struct UnpackLimits {
     /// Plain bytes of one layer, and also the sum of its files' sizes, which sparse files make larger. Default 256 GiB.
     pub max_plain_bytes: u64,
+    /// Plain bytes of all layers of an image that are unpacked. Default 256 GiB.
+    pub max_image_bytes: u64,
+    /// Plain bytes of an image for each compressed byte, beyond `expansion_free_bytes`. Runs of zeros do not count, since they
+    /// take no space. Default 200; 0 is no limit.
+    pub max_expansion: u64,
+    /// Plain bytes of an image that need no compressed ones. Default 1 GiB.
+    pub expansion_free_bytes: u64,
     /// Entries of one layer. Default ten million.
     pub max_entries: u64,
     /// Directories of one layer. Each takes about 100 bytes of memory. Default 500,000.
@@ -117,6 +140,9 @@ impl Default for UnpackLimits {
     fn default() -> Self {
         UnpackLimits {
             max_plain_bytes: 256 << 30,
+            max_image_bytes: 256 << 30,
+            max_expansion: 200,
+            expansion_free_bytes: 1 << 30,
             max_entries: 10_000_000,
             max_directories: 500_000,
             max_path: 4096,
@@ -124,6 +150,84 @@ impl Default for UnpackLimits {
             max_zstd_window_log: 27,
         }
     }
+}
+
+/// Bytes of all layers of one image that are being unpacked or were.
+#[derive(Debug, Default)]
+pub struct ImageByteCounts {
+    plain: AtomicU64,
+    /// Plain bytes without runs of zeros.
+    data: AtomicU64,
+    compressed: AtomicU64,
+}
+
+/// Part of one layer in the bytes of its image. A layer that fails gives it back: it may be fetched once more.
+#[derive(Debug)]
+pub(super) struct LayerByteCounts {
+    image: Arc<ImageByteCounts>,
+    plain: u64,
+    data: u64,
+    compressed: u64,
+}
+
+impl LayerByteCounts {
+    pub(super) fn new(image: Arc<ImageByteCounts>) -> LayerByteCounts {
+        LayerByteCounts { image, plain: 0, data: 0, compressed: 0 }
+    }
+
+    /// Counts plain bytes of the layer, of which `compressed` compressed bytes were read, and fails beyond a limit.
+    pub(super) fn add(
+        &mut self,
+        plain: &[u8],
+        compressed: u64,
+        limits: &UnpackLimits,
+    ) -> Result<(), UnpackError> {
+        let count = plain.len() as u64;
+        let data = if is_zero(plain) { 0 } else { count };
+        let read = compressed.saturating_sub(self.compressed);
+        (self.plain, self.data, self.compressed) =
+            (self.plain + count, self.data + data, self.compressed + read);
+        let add = |total: &AtomicU64, count| total.fetch_add(count, Ordering::Relaxed) + count;
+        let compressed = add(&self.image.compressed, read);
+        let image = add(&self.image.plain, count);
+        let data = add(&self.image.data, data);
+        if self.plain > limits.max_plain_bytes {
+            return Err(UnpackError::over_setting(limits.max_plain_bytes, "plain bytes", MAX_LAYER_BYTES));
+        }
+        if image > limits.max_image_bytes {
+            let what = "plain bytes in all layers of the image";
+            return Err(UnpackError::over_setting(limits.max_image_bytes, what, "store.maxImageBytes"));
+        }
+        let allowed =
+            compressed.saturating_mul(limits.max_expansion).saturating_add(limits.expansion_free_bytes);
+        if limits.max_expansion > 0 && data > allowed {
+            let what = "plain bytes for each compressed byte of the image";
+            return Err(UnpackError::over_setting(limits.max_expansion, what, "store.maxExpansion"));
+        }
+        Ok(())
+    }
+
+    /// The layer is complete: its bytes count as long as the image is pulled.
+    pub(super) fn keep(mut self) {
+        (self.plain, self.data, self.compressed) = (0, 0, 0);
+    }
+}
+
+impl Drop for LayerByteCounts {
+    fn drop(&mut self) {
+        self.image.plain.fetch_sub(self.plain, Ordering::Relaxed);
+        self.image.data.fetch_sub(self.data, Ordering::Relaxed);
+        self.image.compressed.fetch_sub(self.compressed, Ordering::Relaxed);
+    }
+}
+
+/// The setting of [`UnpackLimits::max_plain_bytes`].
+pub(super) const MAX_LAYER_BYTES: &str = "store.maxLayerBytes";
+
+/// Returns true when all bytes are zero. Of other content it looks at few bytes.
+pub(super) fn is_zero(bytes: &[u8]) -> bool {
+    static ZEROS: [u8; 4096] = [0; 4096];
+    bytes.chunks(ZEROS.len()).all(|chunk| *chunk == ZEROS[..chunk.len()])
 }
 
 /// Progress of one layer's unpacking; shared with the code that shows or cancels it.

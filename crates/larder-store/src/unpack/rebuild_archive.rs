@@ -71,7 +71,7 @@ pub fn rebuild_archive(file: &Path, diff_id: &Digest, out: &mut dyn Write) -> Re
 }
 
 fn copy(layer: &MergedLayers, diff_id: &Digest, out: &mut HashedOutput<'_>) -> Result<(), RebuildError> {
-    let options = UnpackOptions::default();
+    let options = UnpackOptions::for_accepted_layer();
     let mut feed = open(layer)?;
     let mut archive =
         LayerArchive::new(TarStream::new(&mut feed, diff_id, &options), &options).with_frame(out);
@@ -132,7 +132,7 @@ const MAX_NAMES: usize = 64 << 20;
 /// The first file of an archive whose content no layer has, if it is among the first names. Only looked for after a failure: it
 /// needs the names of all entries.
 fn first_replaced(layer: &MergedLayers, diff_id: &Digest) -> Result<Option<PathBuf>, RebuildError> {
-    let options = UnpackOptions::default();
+    let options = UnpackOptions::for_accepted_layer();
     let mut feed = open(layer)?;
     let mut archive = LayerArchive::new(TarStream::new(&mut feed, diff_id, &options), &options);
     let mut contents: BTreeSet<Vec<u8>> = BTreeSet::new();

@@ -2,11 +2,13 @@
 
 use std::io::Read;
 use std::mem;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use larder::reference::{Digest, DigestHasher};
 
 use super::decompress::LayerDecoder;
+use super::options::LayerByteCounts;
 use super::source::check_digest;
 use super::{LayerEncoding, UnpackError, UnpackOptions};
 use crate::disk::DiskSpace;
@@ -154,6 +156,7 @@ pub(super) struct TarStream<'a, F> {
     ended: bool,
     total: u64,
     hasher: DigestHasher,
+    counts: LayerByteCounts,
     options: &'a UnpackOptions,
 }
 
@@ -165,6 +168,7 @@ impl<'a, F: BufferSource> TarStream<'a, F> {
             ended: false,
             total: 0,
             hasher: DigestHasher::like(diff_id),
+            counts: LayerByteCounts::new(Arc::clone(&options.image)),
             options,
         }
     }
@@ -190,10 +194,7 @@ impl<'a, F: BufferSource> TarStream<'a, F> {
         let fresh = &self.buffer.bytes[self.buffer.start..self.buffer.end];
         self.ended = fresh.is_empty();
         self.total += fresh.len() as u64;
-        let limit = self.options.limits.max_plain_bytes;
-        if self.total > limit {
-            return Err(UnpackError::over(limit, "plain bytes"));
-        }
+        self.counts.add(fresh, self.options.progress.compressed_bytes(), &self.options.limits)?;
         admit(self.options, DiskSpace { bytes: fresh.len() as u64, inodes: 0 })?;
         self.hasher.update(fresh);
         self.options.progress.set_plain(self.total);
@@ -205,6 +206,8 @@ impl<'a, F: BufferSource> TarStream<'a, F> {
         while !self.ended {
             self.refill()?;
         }
-        check_digest(self.hasher, LayerEncoding::Plain, diff_id).map(|()| self.total)
+        check_digest(self.hasher, LayerEncoding::Plain, diff_id)?;
+        self.counts.keep();
+        Ok(self.total)
     }
 }

@@ -159,6 +159,27 @@ pub(super) const SETTINGS: &[Setting] = &[
         "Inodes that stay free, likewise."
     ),
     setting!(
+        "store.maxLayerBytes",
+        ByteSizeCodec<1>,
+        store.max_layer_bytes,
+        Restart,
+        "Uncompressed size of one layer, and the sum of its files' sizes, holes of sparse files included. A pull or load of a larger one fails."
+    ),
+    setting!(
+        "store.maxImageBytes",
+        ByteSizeCodec<1>,
+        store.max_image_bytes,
+        Restart,
+        "Uncompressed size of the layers that a pull or load of one image unpacks."
+    ),
+    setting!(
+        "store.maxExpansion",
+        IntegerCodec<u64, 0, 1_000_000>,
+        store.max_expansion,
+        Restart,
+        "How many uncompressed bytes an image may have for each compressed byte, beyond 1 GiB; 0 is no limit. Runs of zeros do not count: they take no space."
+    ),
+    setting!(
         "store.databaseCache",
         CacheSizeCodec,
         store.config.database_cache_bytes,

@@ -20,6 +20,7 @@ pub(super) fn bombs() -> Vec<HostileArchive> {
             .pax("GNU.sparse.name", "sparse")
     };
     let zeros = entries([TarBuilderEntry::file("zeros", vec![0; 3 << 20])]);
+    let same = entries([TarBuilderEntry::file("same", vec![b'x'; 8 << 20])]);
     let tail = [entries([]), vec![0; 3 << 20]].concat();
     let plain_limit = limits(|limits| limits.max_plain_bytes = 1 << 20);
     let mut wide_window = zstd::stream::Encoder::new(Vec::new(), 1).unwrap();
@@ -37,6 +38,15 @@ pub(super) fn bombs() -> Vec<HostileArchive> {
         HostileArchive {
             compressed: gzip(&tail),
             ..limited("too many bytes, packed small", tail, plain_limit, Limit("plain bytes"))
+        },
+        HostileArchive {
+            compressed: gzip(&same),
+            ..limited(
+                "the same byte for ever",
+                same,
+                limits(|limits| (limits.expansion_free_bytes, limits.max_expansion) = (1 << 20, 10)),
+                Limit("plain bytes for each compressed byte of the image"),
+            )
         },
         HostileArchive {
             compressed: wide_window.finish().unwrap(),
