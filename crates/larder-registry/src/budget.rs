@@ -81,6 +81,11 @@ impl RegistryLoad {
         self.bytes += other.bytes;
         self.quota = self.quota.or(other.quota);
     }
+
+    /// What it has counted, without what it does now.
+    pub(crate) fn counts(self) -> RegistryLoad {
+        RegistryLoad { connections: 0, limit: 0, waiting: 0, held_for: Duration::ZERO, quota: None, ..self }
+    }
 }
 
 /// A quota of requests, as a registry reports it in `RateLimit` headers.
@@ -159,6 +164,11 @@ impl HostBudget {
             traffic: Arc::default(),
             limit: connections.max(1),
         }
+    }
+
+    /// Its host, with the port if that is not the default.
+    pub(crate) fn host(&self) -> &str {
+        &self.host
     }
 
     /// Whether no connection is in use.

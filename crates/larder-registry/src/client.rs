@@ -74,6 +74,12 @@ impl RegistryClient {
         loads
     }
 
+    /// The loads for metrics: of a bounded number of hosts by name, the first that were used, and of all others as `other`.
+    pub fn series(&self) -> Vec<RegistryLoad> {
+        let budgets = self.0.budgets.lock().unwrap_or_else(PoisonError::into_inner);
+        budgets.series(Instant::now())
+    }
+
     /// A session for one image's repository with one credential. Reads the registry's host configuration; sends no
     /// request.
     ///

@@ -167,6 +167,11 @@ impl Storage {
         }
     }
 
+    /// Load of the registries and mirrors that the store asks, for metrics.
+    pub(crate) fn registry_series(&self) -> Vec<RegistryLoad> {
+        self.store().map(|store| store.puller().client().series()).unwrap_or_default()
+    }
+
     /// Load of the registries and mirrors that the store asks.
     pub(crate) fn registry_loads(&self) -> Vec<RegistryLoad> {
         self.store().map(|store| store.puller().client().loads()).unwrap_or_default()

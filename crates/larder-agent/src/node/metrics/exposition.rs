@@ -272,7 +272,7 @@ fn registries(registry: &mut Registry, storage: &Storage) {
     let measured = Family::<RegistryLabel, IntegerGauge>::default;
     let (requests, bytes, waits) = (counted(), counted(), counted());
     let (connections, waiting, held) = (measured(), measured(), measured());
-    for load in storage.registry_loads() {
+    for load in storage.registry_series() {
         let label = RegistryLabel { registry: load.host };
         requests.get_or_create(&label).inc_by(load.requests);
         bytes.get_or_create(&label).inc_by(load.bytes);

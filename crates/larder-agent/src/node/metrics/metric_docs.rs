@@ -196,7 +196,7 @@ pub(super) const DOCUMENTED: &[MetricDoc] = &[
         "larder_registry_requests",
         Counter,
         "registry",
-        "Requests of larder's own store to a registry or mirror",
+        "Requests of larder's own store to a registry or mirror: to each of the first 32 since the start by name, to all others as `other`",
     ),
     metric(
         "larder_registry_received_bytes",

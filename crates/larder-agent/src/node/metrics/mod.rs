@@ -176,6 +176,8 @@ impl NodeMetrics {
 
     /// Records the credential providers, and the hash of their configuration files.
     pub(crate) fn providers_configured<'a>(&self, hash: &str, names: impl Iterator<Item = &'a str>) {
+        // The earlier files are no longer in force.
+        self.provider_config.clear();
         self.provider_config.get_or_create(&ConfigHashLabels { hash: hash.to_owned() }).set(1);
         for name in names {
             drop(self.provider_errors.get_or_create(&PluginNameLabels { plugin_name: name.to_owned() }));
