@@ -277,6 +277,8 @@ async fn images_of_a_set_are_pulled_on_the_selected_nodes_counted_and_released_w
     fleet.counts("web", (2, 2, 0)).await;
     fleet.api.delete(&format!("{SETS}/web"));
     until(|| fleet.retained("n1").is_empty().then_some(())).await.expect("released");
+    let reported = || fleet.api.get(&format!("{REPORTS}/n1"))["imageSets"].clone();
+    until(|| (reported() == json!([])).then_some(())).await.expect("the report is about no set");
 }
 
 #[tokio::test]

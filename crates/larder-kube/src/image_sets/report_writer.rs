@@ -13,7 +13,7 @@ use crate::error::{ClusterError, ErrorLog};
 
 /// Reports as written, and the time of the next write.
 pub(super) struct ReportWriter {
-    /// As the object is now; `None` if it does not exist or is not known.
+    /// As the object is now, empty if it does not exist; `None` if that is not known.
     written: Option<Vec<NodeSetReport>>,
     /// Reports of an earlier process of larder.
     before: Vec<NodeSetReport>,
@@ -26,10 +26,10 @@ pub(super) struct ReportWriter {
 }
 
 impl ReportWriter {
-    /// Nothing is known of earlier reports.
+    /// There are no earlier reports, unless one is taken in.
     pub(super) fn new(options: &ImageSetOptions, now: Instant) -> ReportWriter {
         ReportWriter {
-            written: None,
+            written: Some(Vec::new()),
             before: Vec::new(),
             next: Vec::new(),
             owner: String::new(),
@@ -52,7 +52,7 @@ impl ReportWriter {
     /// node, and is not true of this one.
     pub(super) fn set_owner(&mut self, uid: &str) {
         if self.owner != uid {
-            (self.owner, self.written) = (uid.to_owned(), None);
+            (self.owner, self.written) = (uid.to_owned(), Some(Vec::new()));
             self.before.clear();
         }
     }
@@ -71,7 +71,7 @@ impl ReportWriter {
         };
         self.before.retain(|old| next.iter().any(|new| is_same(old, new)));
         self.next = next;
-        let is_written = self.written.as_deref().unwrap_or_default() == self.next;
+        let is_written = self.written.as_ref() == Some(&self.next);
         self.due = match self.due {
             _ if is_written => None,
             Some(due) => Some(due),
@@ -97,17 +97,21 @@ impl ReportWriter {
         }
         // A write that changes nothing restores an object that was removed.
         let is_due = self.due.is_some_and(|due| due <= now)
-            || (is_refresh && self.written.as_ref().is_some_and(|written| !written.is_empty()));
+            || (is_refresh && self.written.as_ref().is_none_or(|written| !written.is_empty()));
         if !is_due || self.owner.is_empty() {
             return;
         }
-        self.due = Some(now + options.retry.mul_f64(1.0 + random()));
         let written = write_report(cluster, &self.owner, &self.next).await;
-        if written.is_ok() {
-            self.due = None;
-            self.written = Some(self.next.clone());
-        }
+        self.note_written(&written, now + options.retry.mul_f64(1.0 + random()));
         self.log.note("report about image sets", written);
+    }
+
+    /// Notes how a write of the next reports ended. One that failed may have reached the API server all the same.
+    fn note_written(&mut self, written: &Result<(), ClusterError>, retry_at: Instant) {
+        (self.written, self.due) = match written {
+            Ok(()) => (Some(self.next.clone()), None),
+            Err(_) => (None, Some(retry_at)),
+        };
     }
 }
 
@@ -192,6 +196,20 @@ mod tests {
     }
 
     #[test]
+    fn a_report_whose_write_has_no_answer_is_replaced_when_its_set_is_deleted() {
+        let (options, now) = (ImageSetOptions::new("default"), Instant::now());
+        let reports = writer_after_restart().written.unwrap();
+        let mut writer = ReportWriter::new(&options, now);
+        writer.plan(reports, &options, now);
+        writer.note_written(&Err(ClusterError::Unavailable { message: "timed out".into() }), now);
+        writer.plan(Vec::new(), &options, now);
+        assert!(writer.due().is_some(), "the API server may have it");
+        writer.note_written(&Ok(()), now);
+        writer.plan(Vec::new(), &options, now);
+        assert_eq!(writer.due(), None);
+    }
+
+    #[test]
     fn where_one_image_had_failed_the_others_were_ready_before_a_restart() {
         let mut writer = writer_after_restart();
         let mut was_ready = |ready, generation| {
@@ -212,6 +230,6 @@ mod tests {
         reinstalled.set_owner("u2");
         assert!(same.was_ready("a:1", &wanted()["a:1"].sets[0]));
         assert!(!reinstalled.was_ready("a:1", &wanted()["a:1"].sets[0]));
-        assert_eq!(reinstalled.written, None, "it is removed with that node");
+        assert_eq!(reinstalled.written, Some(Vec::new()), "it is removed with that node");
     }
 }
