@@ -11,7 +11,7 @@ use larder::detached::run_to_completion;
 use larder::error_chain;
 use larder::gc::ClockReading;
 use larder::hint::Hint;
-use larder::pull::{ImageManager, ImagePin, RefuseRemoval};
+use larder::pull::{ImageManager, RefuseRemoval};
 use larder::reference::ImageId;
 use larder::retention::{RetentionError, RetentionPurpose, SourceScope};
 use larder_api::convert;
@@ -24,7 +24,6 @@ use super::find::{FoundImage, find_name, is_same_name};
 use super::images::image_error;
 use crate::error::{Error, ErrorKind};
 use crate::node::collection::{Collection, RequestApi};
-use crate::node::cri_pins::desired_pin;
 use crate::node::health::error_with_hint;
 use crate::node::peer::Peer;
 use crate::node::{Node, Storage};
@@ -199,8 +198,8 @@ fn refuse_desired(
         RetentionPurpose::Desired { by, name, is_pinned: true } if is_removed(name) => Some(by),
         _ => None,
     })?;
-    let ImagePin { reason, hint } = desired_pin(owner);
-    Some(Error::failed(reason).hint(hint).hint(force_pinned()))
+    let refusal = Error::failed(format!("pinned by {owner}"));
+    Some(refusal.hint("remove it from there first").hint(force_pinned()))
 }
 
 /// Converts the removed image or names to the answer.
@@ -238,7 +237,7 @@ async fn remove_one(
         let removal = remove_from_backend(&image.id, &names, force, &parts).await;
         match &removal {
             Ok(Removed::Image { freed }) => {
-                parts.collection.record_removal(RequestApi::Control, &image, *freed).await;
+                parts.collection.record_removal(RequestApi::Control, &image, *freed, None).await;
             }
             Ok(Removed::Names) => parts.collection.record_untagged(RequestApi::Control, &image, &names),
             Err(error) => {

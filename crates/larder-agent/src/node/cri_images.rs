@@ -7,7 +7,7 @@ use larder::backend::{BackendError, Filesystems, Image, ImageDetails, ImageSpec,
 use larder::credentials::Credential;
 use larder::detached::run_to_completion;
 use larder::pod::SandboxConfig;
-use larder::pull::{DirectPull, ImageManager, StatusIntent, mark_pinned};
+use larder::pull::{DirectPull, DirectRemoval, ImageManager, ImagePinSource as _, StatusIntent, mark_pinned};
 use larder::reference::ImageId;
 use larder_cri::server::CriImages;
 
@@ -21,7 +21,8 @@ use super::{Node, Storage};
 /// The images of a node for callers of CRI.
 ///
 /// * Hidden images, and those that the containerd of the settings does not have, are absent.
-/// * Images with a [pin](CriPins) are reported as pinned and not removed.
+/// * Images with a [pin](CriPins) are reported as pinned. A removal by name obliges all the same, as CRI demands, and its
+///   record names the pin.
 /// * Pulls and removals are recorded.
 /// * While the backend is known to hang, calls fail at once instead of at their callers' deadlines.
 #[derive(Clone)]
@@ -43,14 +44,10 @@ impl NodeCriImages {
     }
 
     async fn remove_and_record(&self, image: &ImageSpec) -> Result<(), BackendError> {
-        let removed = match self.manager() {
-            Ok(manager) => manager.remove(image, &*self.pins).await,
-            Err(error) => Err(error),
-        };
-        match removed {
-            Ok(removal) => {
+        match self.remove_despite_pin(image).await {
+            Ok((removal, pin)) => {
                 if let Some(found) = removal.image {
-                    self.collection.record_removal(RequestApi::Cri, &found, removal.freed).await;
+                    self.collection.record_removal(RequestApi::Cri, &found, removal.freed, pin).await;
                 }
                 Ok(())
             }
@@ -63,6 +60,23 @@ impl NodeCriImages {
                 Err(error)
             }
         }
+    }
+
+    /// Removes the image. Returns with it what pinned it.
+    async fn remove_despite_pin(
+        &self,
+        image: &ImageSpec,
+    ) -> Result<(DirectRemoval, Option<String>), BackendError> {
+        let manager = self.manager()?;
+        let found = manager.status(image, StatusIntent::Show).await?;
+        let pin = match &found {
+            // The record can do without a pin that is unknown.
+            Some(found) => {
+                self.pins.pins(std::slice::from_ref(found)).await.unwrap_or_default().remove(&found.id)
+            }
+            None => None,
+        };
+        Ok((manager.remove(image).await?, pin))
     }
 
     /// Whether the containerd to which images are published has an image: kubelet pulls it otherwise, and that publishes it.

@@ -1,5 +1,5 @@
-//! The images that callers of CRI see as pinned and cannot remove: those that larder's own GC retains although no
-//! container uses them. kubelet's GC and `crictl rmi --prune` skip pinned images.
+//! The images that callers of CRI see as pinned: those that larder's own GC retains although no container uses them.
+//! kubelet's GC and `crictl rmi --prune` skip pinned images.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,17 +7,16 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use larder::backend::{BackendError, CallErrorKind, Image};
-use larder::hint::Hint;
-use larder::pull::{ImagePin, ImagePinSource};
+use larder::pull::ImagePinSource;
 use larder::reference::ImageId;
-use larder::retention::{KeptBy, LeasePurpose, RetentionError, RetentionPurpose, SourceScope};
+use larder::retention::{LeasePurpose, RetentionError, RetentionPurpose, SourceScope};
 
 use tokio::time;
 
 use super::Node;
 use super::collection::Collection;
 use super::settings::NodeSettings;
-use crate::config::Config;
+use crate::config::CriPinSettings;
 
 /// How long CRI waits for what retains images. Its callers start containers.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
@@ -39,21 +38,19 @@ impl CriPins {
         }
     }
 
-    /// The pin that an image has for this reason by the settings. A lease pins nothing unless `larder lease` took it:
-    /// CRI's `PullImage` takes one for each image, and would block kubelet's own removal.
-    fn pin(config: &Config, image: &ImageId, reason: &RetentionPurpose) -> Option<ImagePin> {
-        let settings = &config.cri_pins;
+    /// Why an image with this retention is pinned by the settings. A lease pins nothing unless `larder lease` took it:
+    /// CRI's `PullImage` takes one for each image, and would keep it from kubelet's own collection.
+    fn pin(settings: &CriPinSettings, reason: &RetentionPurpose) -> Option<String> {
         match reason {
-            RetentionPurpose::Kept(kept) if settings.kept => Some(rule_pin(config, kept)),
-            RetentionPurpose::Desired { by, is_pinned: true, .. } if settings.kept => Some(desired_pin(by)),
-            RetentionPurpose::Mount { target, .. } if settings.mounted => Some(ImagePin {
-                reason: format!("mounted at {target}"),
-                hint: Hint::new().command(["umount".to_owned(), target.clone()]).text(" ends the mount"),
-            }),
+            RetentionPurpose::Kept(kept) if settings.kept => Some(kept.to_string()),
+            RetentionPurpose::Desired { by, is_pinned: true, .. } if settings.kept => {
+                Some(format!("pinned by {by}"))
+            }
+            RetentionPurpose::Mount { target, .. } if settings.mounted => {
+                Some(format!("mounted at {target}"))
+            }
             RetentionPurpose::Lease(lease) if settings.leased && lease.purpose == LeasePurpose::Request => {
-                let end = ["lease".to_owned(), image.to_string(), "0".to_owned()];
-                let hint = Hint::new().command(end).text(" ends the lease");
-                Some(ImagePin { reason: format!("in use by {lease}"), hint })
+                Some(format!("in use by {lease}"))
             }
             _ => None,
         }
@@ -62,7 +59,7 @@ impl CriPins {
 
 #[async_trait]
 impl ImagePinSource for CriPins {
-    async fn pins(&self, images: &[Image]) -> Result<HashMap<ImageId, ImagePin>, BackendError> {
+    async fn pins(&self, images: &[Image]) -> Result<HashMap<ImageId, String>, BackendError> {
         let config = self.settings.now();
         let settings = &config.cri_pins;
         if !settings.leased && !settings.kept && !settings.mounted {
@@ -80,28 +77,9 @@ impl ImagePinSource for CriPins {
         })?;
         let retentions = retentions.map_err(RetentionError::into_backend_error)?;
         let pin = |(image, reasons): (ImageId, Vec<RetentionPurpose>)| {
-            let pin = reasons.iter().find_map(|reason| Self::pin(&config, &image, reason))?;
+            let pin = reasons.iter().find_map(|reason| Self::pin(settings, reason))?;
             Some((image, pin))
         };
         Ok(retentions.into_iter().filter_map(pin).collect())
     }
-}
-
-/// The pin of a desired image, over CRI and for `larder rm`.
-pub(crate) fn desired_pin(owner: &str) -> ImagePin {
-    ImagePin { reason: format!("pinned by {owner}"), hint: "remove it from there first".into() }
-}
-
-/// The pin of a keep rule; the rules of the settings come before those of `larder keep`.
-fn rule_pin(config: &Config, kept: &KeptBy) -> ImagePin {
-    let KeptBy { index, rule, .. } = kept;
-    let number = index + 1;
-    // The settings may have changed since the rule was matched.
-    let hint = if config.gc.keep.get(*index) == Some(rule) {
-        let place = config.origin_of_item("gc.keep", *index);
-        Hint::from(format!("remove the rule from gc.keep ({place})"))
-    } else {
-        Hint::new().command(["unkeep".to_owned(), number.to_string()]).text(" removes the rule")
-    };
-    ImagePin { reason: kept.to_string(), hint }
 }

@@ -1,5 +1,5 @@
 //! Images that `larder serve` pins over CRI: kubelet's GC and `crictl rmi --prune` remove unpinned images only, and
-//! `crictl rmi` with a name removes any that the server lets it.
+//! `crictl rmi` with a name removes any that is not mounted.
 
 use larder_cri::proto;
 use larder_testkit_peers::{ImageBuilder, RegistryOptions};
@@ -73,11 +73,13 @@ fn kept_images_survive_a_prune_and_leased_ones_do_not() {
         }
         assert_eq!(prune(&daemon), [kept.as_str()]);
 
-        let refused = remove(&daemon, &kept).unwrap_err();
-        let expected = format!(
-            "cannot remove image {kept}: kept by rule 1 (name */shop/kept:*); larder unkeep 1 removes the rule"
-        );
-        assert_eq!((refused.code(), refused.message()), (Code::FailedPrecondition, expected.as_str()));
+        remove(&daemon, &kept).expect("a removal by name obliges");
+        let why = "although it was kept by rule 1 (name */shop/kept:*)";
+        let events = world.larder(&["events"]).expect(0).stdout;
+        assert!(events.lines().any(|line| line.contains(&kept) && line.contains(why)), "{events}");
+        let log = world.larder(&["gc", "log", "-o", "json"]).expect(0).stdout;
+        assert!(log.contains(why), "{log}");
+        daemon.pull(&kept).unwrap();
         world.larder(&["unkeep", "1"]).expect(0);
         assert_eq!(prune(&daemon), [""; 0]);
     }
@@ -98,9 +100,6 @@ fn rules_of_every_kind_pin_what_gc_retains_by_them() {
             world.larder(&["explain", name]).expect(0);
         }
         assert_eq!([&old, &new, &other].map(|name| is_pinned(&daemon, name)), [false, true, false]);
-        let refused = remove(&daemon, &new).unwrap_err();
-        let expected = format!("remove the rule from gc.keep ({settings}:5)");
-        assert!(refused.message().ends_with(&expected), "{refused}");
         assert_eq!(prune(&daemon), [new.as_str()]);
     }
 }
@@ -121,9 +120,8 @@ fn a_mounted_image_is_pinned_until_its_mount_ends() {
     assert!(is_pinned(&daemon, &mounted));
     assert_eq!(prune(&daemon), [mounted.as_str()]);
     let refused = remove(&daemon, &mounted).unwrap_err();
-    let expected =
-        format!("cannot remove image {mounted}: mounted at {target}; larder umount {target} ends the mount");
-    assert_eq!((refused.code(), refused.message()), (Code::FailedPrecondition, expected.as_str()));
+    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+    assert!(refused.message().contains(&target), "names the mount: {refused}");
     world.larder(&["umount", &target]).expect(0);
     assert_eq!(prune(&daemon), [""; 0]);
 }
@@ -189,8 +187,6 @@ fn settings_choose_what_is_pinned() {
     }
     world.larder(&["keep", "*/shop/kept:*"]).expect(0);
     world.larder(&["lease", &leased, "1h"]).expect(0);
-    let refused = remove(&daemon, &leased).unwrap_err();
-    assert!(refused.message().contains("in use by lease (expires in 59m"), "{refused}");
     assert_eq!(prune(&daemon), [leased.as_str()], "the lease of PullImage pins nothing");
     world.larder(&["lease", &leased, "0"]).expect(0);
     assert_eq!(prune(&daemon), [""; 0]);

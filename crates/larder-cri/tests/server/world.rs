@@ -1,6 +1,5 @@
 //! A server in front of an image manager on some backend, on a socket in a directory of its own.
 
-use std::collections::HashMap;
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,7 +12,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use larder::backend::{Backend, BackendError, Filesystems, Image, ImageDetails, ImageSpec, RuntimeInfo};
 use larder::credentials::Credential;
 use larder::pod::SandboxConfig;
-use larder::pull::{ImageManager, ImagePin, ImagePinSource, PullConfig, StatusIntent};
+use larder::pull::{ImageManager, PullConfig, StatusIntent};
 use larder::reference::ImageId;
 use larder::retention::RemovalGate;
 use larder_cri::proto::image_service_server::ImageServiceServer;
@@ -47,13 +46,6 @@ fn manager_of(backend: impl Backend + 'static) -> ImageManager {
 }
 
 #[async_trait]
-impl ImagePinSource for ManagedImages {
-    async fn pins(&self, _: &[Image]) -> Result<HashMap<ImageId, ImagePin>, BackendError> {
-        Ok(HashMap::new())
-    }
-}
-
-#[async_trait]
 impl CriImages for ManagedImages {
     async fn info(&self) -> Result<RuntimeInfo, BackendError> {
         self.0.backend().info().await
@@ -81,7 +73,7 @@ impl CriImages for ManagedImages {
     }
 
     async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError> {
-        self.0.remove(image, self).await.map(drop)
+        self.0.remove(image).await.map(drop)
     }
 
     async fn filesystems(&self) -> Result<Filesystems, BackendError> {

@@ -36,7 +36,7 @@ pub use ensure::{
 pub use manager::ImageManager;
 pub use metrics::{EnsureLabels, PullFailureReason, PullMetrics, TriState, image_size_bucket};
 pub use policy::{PullPolicy, default_policy};
-pub use present::{DirectRemoval, ImagePin, ImagePinSource, RefuseRemoval, StatusIntent, mark_pinned};
+pub use present::{DirectRemoval, ImagePinSource, RefuseRemoval, StatusIntent, mark_pinned};
 pub use room::{RoomMaker, RoomOutcome};
 pub use status::{PullPhase, PullStatus};
 pub use times::{PullTimeRecorder, PullTimes};

@@ -5,12 +5,9 @@ use std::collections::HashMap;
 use async_trait::async_trait;
 
 use super::manager::ImageManager;
-use crate::backend::{
-    Backend, BackendError, CallErrorKind, Image, ImageDetails, ImageSpec, RemoveOptions, Removed,
-};
+use crate::backend::{Backend, BackendError, Image, ImageDetails, ImageSpec, RemoveOptions, Removed};
 use crate::detached::run_to_completion;
 use crate::gc::DiskSpace;
-use crate::hint::Hint;
 use crate::reference::ImageId;
 
 /// The purpose of a status call.
@@ -22,20 +19,12 @@ pub enum StatusIntent {
     Show,
 }
 
-/// Why callers may not remove an image.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ImagePin {
-    /// The reason, such as `kept by rule 1 (name shop/*)`.
-    pub reason: String,
-    /// How to lift it.
-    pub hint: Hint,
-}
-
-/// The images that callers may not remove, in addition to those that the backend has pinned.
+/// The images that callers see as pinned, in addition to those that the backend has pinned.
 #[async_trait]
 pub trait ImagePinSource: Send + Sync {
-    /// The pins of these images, by image ID; possibly also those of others. Must fail rather than omit one.
-    async fn pins(&self, images: &[Image]) -> Result<HashMap<ImageId, ImagePin>, BackendError>;
+    /// Why these images are pinned, by image ID, such as `kept by rule 1 (name shop/*)`; possibly also for others. Must
+    /// fail rather than omit one.
+    async fn pins(&self, images: &[Image]) -> Result<HashMap<ImageId, String>, BackendError>;
 }
 
 /// Reports the images of this source as pinned; all of them, if it fails. A list that fails would keep containers from
@@ -95,36 +84,17 @@ impl ImageManager {
         self.leases.lease_found(|| self.backend().inspect(image), |found| &found.image.id).await
     }
 
-    /// Removes an image under all its names, by ID, unless one of `pins` is on it:
-    /// [`FailedPrecondition`](CallErrorKind::FailedPrecondition). Removing an absent image succeeds.
-    pub async fn remove(
-        &self,
-        image: &ImageSpec,
-        pins: &dyn ImagePinSource,
-    ) -> Result<DirectRemoval, BackendError> {
-        let options = RemoveOptions::default();
-        loop {
-            let Some(found) = self.backend().status(image).await? else {
-                // An incomplete image, which has no status, can still be removed. A pull may complete it until the gate is
-                // closed.
-                let is_complete = |found: Option<&Image>| found.is_some().then(became_complete);
-                match self.remove_by_id(&ImageId::default(), image, &options, Some(&is_complete)).await {
-                    Err(error) if error == became_complete() => continue,
-                    removed => return Ok(DirectRemoval { image: None, freed: removed?.freed() }),
-                }
-            };
-            // Before the removal begins: that ends the image's lease.
-            if let Some(pin) = pins.pins(std::slice::from_ref(&found)).await?.remove(&found.id) {
-                let message = format!("cannot remove image {}: {}", image.image, pin.reason);
-                return Err(
-                    BackendError::call(CallErrorKind::FailedPrecondition, message).with_hint(pin.hint)
-                );
-            }
-            // By ID: the name may refer to another image now.
-            let spec = ImageSpec { image: (&found.id).into(), ..image.clone() };
-            let removed = self.remove_by_id(&found.id, &spec, &options, None).await?;
-            return Ok(DirectRemoval { image: Some(found), freed: removed.freed() });
-        }
+    /// Removes an image under all its names, by ID. Removing an absent image succeeds; an incomplete one, which has no
+    /// status, is removed by its name.
+    pub async fn remove(&self, image: &ImageSpec) -> Result<DirectRemoval, BackendError> {
+        let found = self.backend().status(image).await?;
+        let (id, spec) = match &found {
+            // By ID: the name may refer to another image later.
+            Some(found) => (found.id.clone(), ImageSpec { image: (&found.id).into(), ..image.clone() }),
+            None => (ImageId::default(), image.clone()),
+        };
+        let removed = self.remove_by_id(&id, &spec, &RemoveOptions::default(), None).await?;
+        Ok(DirectRemoval { image: found, freed: removed.freed() })
     }
 
     /// Removes an image, or names of it, on request, unless `refuse` has an error for the image as it is then. The empty ID is that of an image whose ID the backend does not report.
@@ -152,9 +122,4 @@ impl ImageManager {
         })
         .await
     }
-}
-
-/// The refusal to remove an image without an ID that has one now.
-fn became_complete() -> BackendError {
-    BackendError::call(CallErrorKind::Other, "a pull completed the image")
 }

@@ -1,6 +1,5 @@
 //! Removals whose caller is canceled: they complete, the gate remains closed until then, and they are recorded.
 
-use std::collections::HashMap;
 use std::future::poll_fn;
 use std::io;
 use std::pin::pin;
@@ -8,12 +7,10 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
-use async_trait::async_trait;
-use larder::backend::{BackendError, Image, ImageSpec};
+use larder::backend::ImageSpec;
 use larder::gc::{GcPolicy, RemovalHistory, RemovalHistoryEntry};
 use larder::pod::Pod;
-use larder::pull::{EnsureRequest, ImageManager, ImagePin, ImagePinSource, ImagePresence, PullPolicy};
-use larder::reference::ImageId;
+use larder::pull::{EnsureRequest, ImageManager, ImagePresence, PullPolicy};
 use larder::retention::RemovalGate;
 use tokio::time::sleep;
 
@@ -29,15 +26,6 @@ impl RemovalHistory for RecordingHistory {
     fn record(&self, entry: &RemovalHistoryEntry) -> io::Result<()> {
         self.0.lock().expect("no test panics with it").push(entry.clone());
         Ok(())
-    }
-}
-
-struct NoPins;
-
-#[async_trait]
-impl ImagePinSource for NoPins {
-    async fn pins(&self, _: &[Image]) -> Result<HashMap<ImageId, ImagePin>, BackendError> {
-        Ok(HashMap::new())
     }
 }
 
@@ -96,7 +84,7 @@ async fn a_removal_over_cri_that_is_abandoned_continues_behind_the_closed_gate()
     let gate = Arc::new(RemovalGate::default());
     let manager = Arc::new(ImageManager::builder(Arc::new(world.clone())).lease(gate, LEASE).build());
     world.removes_slowly(SLOW);
-    abandon(manager.remove(&ImageSpec::named("a:1"), &NoPins), || world.state().removing).await;
+    abandon(manager.remove(&ImageSpec::named("a:1")), || world.state().removing).await;
     let request = EnsureRequest::new("a:1", PullPolicy::IfNotPresent, Pod::default());
     let ensured = manager.ensure(&request).await.unwrap();
     assert!(matches!(ensured.outcome, ImagePresence::Pulled { .. }), "{ensured:?}");

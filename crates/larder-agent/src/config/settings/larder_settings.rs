@@ -109,7 +109,7 @@ pub(super) const SECTIONS: &[Setting] = &[
         BoolCodec,
         cri_pins.kept,
         Live,
-        "Report images of keep rules, of `prefetch` and of static pods as pinned over CRI, and refuse their removal there."
+        "Report images of keep rules, of `prefetch` and of static pods as pinned over CRI: kubelet's GC and `crictl rmi --prune` skip them."
     ),
     setting!(
         "cri.pinMounted",
@@ -123,7 +123,7 @@ pub(super) const SECTIONS: &[Setting] = &[
         BoolCodec,
         cri_pins.leased,
         Live,
-        "Pin images with a lease of `larder lease` as well, and refuse their removal over CRI. The leases of pulls and ensures never pin an image: `PullImage` takes one, too."
+        "Report images with a lease of `larder lease` as pinned as well. The leases of pulls and ensures never pin an image: `PullImage` takes one, too."
     ),
     setting!(
         "cri.kubelet",

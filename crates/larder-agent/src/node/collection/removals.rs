@@ -44,8 +44,14 @@ impl Collection {
         self.observability.record(EventType::Normal, EventReason::Untagged, message);
     }
 
-    /// Records a removal: as an event, and in the removal history.
-    pub(crate) async fn record_removal(&self, api: RequestApi, image: &Image, freed: Option<DiskSpace>) {
+    /// Records a removal: as an event, and in the removal history. `pin` is what had pinned the image.
+    pub(crate) async fn record_removal(
+        &self,
+        api: RequestApi,
+        image: &Image,
+        freed: Option<DiskSpace>,
+        pin: Option<String>,
+    ) {
         let by = Peer::current();
         self.observability.metrics().image_removed(api.word());
         if api == RequestApi::Cri {
@@ -55,8 +61,9 @@ impl Collection {
         let names: Vec<String> = image.repo_tags.iter().chain(&image.repo_digests).cloned().collect();
         let shown = names.first().map_or(image.id.as_str(), String::as_str);
         let bytes = freed.map_or_else(String::new, |freed| format!(", freed {} bytes", freed.bytes));
+        let pin = pin.map_or_else(String::new, |pin| format!(", although it was {pin}"));
         let message = format!(
-            "{by} removed image {} ({}) over {}{bytes}",
+            "{by} removed image {} ({}) over {}{pin}{bytes}",
             go_format::quote(shown),
             image.id,
             api.name()
@@ -69,7 +76,7 @@ impl Collection {
             names,
             reason: "request".to_owned(),
             why: match api {
-                RequestApi::Cri => format!("removed by {by} over CRI"),
+                RequestApi::Cri => format!("removed by {by} over CRI{pin}"),
                 RequestApi::Control => format!("removed by {by}"),
             },
             promised: freed.unwrap_or(DiskSpace { bytes: image.size, inodes: 0 }),
