@@ -10,15 +10,19 @@ use serde::de::DeserializeOwned;
 /// Replaces a file: readers find the old or the new content, also after a power failure. Durable when it returns. The
 /// new file is written beside it first, as `NAME.new`. May block.
 pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
-    replace_with_mode(path, content, 0o666)
+    replace_with_mode(path, content, 0o644)
 }
 
-/// Like [`replace`], of a file with this mode, less the process's umask.
+/// Like [`replace`], of a file with this mode, less the process's umask. What has the name of the new file is removed first: a
+/// link is not followed.
 pub fn replace_with_mode(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     let mut new = path.as_os_str().to_owned();
     new.push(".new");
-    let mut file =
-        fs_err::OpenOptions::new().create(true).truncate(true).write(true).mode(mode).open(&new)?;
+    match fs_err::remove_file(&new) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = fs_err::OpenOptions::new().create_new(true).write(true).mode(mode).open(&new)?;
     file.write_all(content)?;
     file.sync_all()?;
     fs_err::rename(&new, path)?;
@@ -38,4 +42,24 @@ pub fn decode_document<T: DeserializeOwned>(text: &[u8], expected: u32) -> Resul
         return Err(format!("unsupported version {version}: expected {expected}"));
     }
     serde_json::from_slice(text).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_link_with_the_name_of_the_new_file_is_replaced_and_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, outside) = (dir.path().join("records.json"), dir.path().join("outside"));
+        fs_err::write(&outside, "untouched").unwrap();
+        fs_err::os::unix::fs::symlink(&outside, dir.path().join("records.json.new")).unwrap();
+        replace(&path, b"new").unwrap();
+        assert_eq!(fs_err::read_to_string(&path).unwrap(), "new");
+        assert_eq!(fs_err::read_to_string(&outside).unwrap(), "untouched");
+        let found = fs_err::symlink_metadata(&path).unwrap();
+        assert!(found.is_file() && found.mode() & 0o022 == 0, "{:o}", found.mode());
+    }
 }

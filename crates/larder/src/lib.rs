@@ -45,6 +45,7 @@ pub mod scheduler;
 pub mod suggestions;
 pub mod threads;
 pub mod trace_context;
+pub mod trusted_path;
 
 pub use chain::error_chain;
 pub use glob::glob;

@@ -6,6 +6,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use larder::trusted_path;
 use larder_cri::Endpoint;
 
 use crate::backend::BackendTarget;
@@ -38,7 +39,8 @@ pub fn socket_path(text: &str) -> Result<PathBuf, String> {
     Endpoint::parse(text).map(|endpoint| endpoint.path().to_owned()).map_err(|error| error.to_string())
 }
 
-/// The process that serves these images, if one listens. `state` is the state directory where that is not the usual one.
+/// The process that serves these images, if one listens: credentials are sent to it, so the file or socket that leads to it must
+/// be this user's or root's. `state` is the state directory where that is not the usual one.
 pub fn find_server(
     target: &BackendTarget,
     state: Option<&Path>,
@@ -51,7 +53,8 @@ pub fn find_server(
         }
     };
     for file in files {
-        if let Some(socket) = read(&file)
+        if trusted_path::is_trusted_entry(&file)
+            && let Some(socket) = read(&file)
             && is_listening(&socket)?
         {
             return Ok(Some(ControlServerAddress::Daemon(socket)));
@@ -59,20 +62,8 @@ pub fn find_server(
     }
     let socket = command_socket(target, &dir);
     // Permission denied means another user's command: opening the images says more.
-    Ok((is_trusted(&socket) && is_listening(&socket).unwrap_or(false))
+    Ok((trusted_path::is_trusted_entry(&socket) && is_listening(&socket).unwrap_or(false))
         .then_some(ControlServerAddress::Command(socket)))
-}
-
-/// Whether a command's socket is this user's or root's: credentials are sent to it.
-fn is_trusted(socket: &Path) -> bool {
-    use std::os::unix::fs::MetadataExt as _;
-
-    let owner = fs_err::symlink_metadata(socket).map(|found| found.uid());
-    owner.is_ok_and(|owner| is_trusted_owner(owner, rustix::process::geteuid().as_raw()))
-}
-
-fn is_trusted_owner(owner: u32, user: u32) -> bool {
-    owner == 0 || owner == user
 }
 
 /// Where a daemon on larder's own store in this directory leaves the path of its socket.
@@ -137,11 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_commands_socket_of_another_user_is_not_joined() {
-        for (owner, user, trusted) in [(0, 0, true), (0, 7, true), (7, 7, true), (8, 7, false), (7, 0, false)]
-        {
-            assert_eq!(is_trusted_owner(owner, user), trusted, "owner {owner}, user {user}");
-        }
+    fn a_socket_or_file_of_another_user_leads_to_no_process() {
         let dir = tempfile::tempdir().unwrap();
         let target = BackendTarget::Store(dir.path().to_owned());
         let socket = dir.path().join("control.sock");
@@ -153,5 +140,18 @@ mod tests {
             std::os::unix::fs::chown(&socket, Some(7), None).unwrap();
             assert_eq!(found(), None);
         }
+        let file = daemon_file(dir.path());
+        fs_err::write(&file, socket.to_str().unwrap()).unwrap();
+        assert_eq!(found(), Some(ControlServerAddress::Daemon(socket.clone())));
+        fs_err::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o666)).unwrap();
+        fs_err::set_permissions(&socket, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+        assert_ne!(
+            found(),
+            Some(ControlServerAddress::Daemon(socket.clone())),
+            "others could have written it"
+        );
+        fs_err::rename(&file, dir.path().join("elsewhere")).unwrap();
+        std::os::unix::fs::symlink("elsewhere", &file).unwrap();
+        assert_ne!(found(), Some(ControlServerAddress::Daemon(socket)), "a link");
     }
 }

@@ -54,7 +54,7 @@ fn write(path: &Path, files: &SettingsFiles) -> std::io::Result<()> {
     if fs_err::read(path).is_ok_and(|saved| saved == text) {
         return Ok(());
     }
-    fs_err::create_dir_all(path.parent().unwrap_or(Path::new("/")))?;
+    larder::trusted_path::create_dir(path.parent().unwrap_or(Path::new("/")))?;
     files::replace_with_mode(path, &text, 0o600)
 }
 

@@ -6,11 +6,11 @@
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 use larder::hint::Hint;
 use std::io;
-use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, Gid, Mode};
+use rustix::fs::{FlockOperation, Gid, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -90,7 +90,7 @@ impl BoundSocket {
         };
         let group = listen.group.as_deref().map(group_id).transpose()?;
         if let Some(dir) = path.parent() {
-            fs_err::create_dir_all(dir).map_err(listen_error)?;
+            std::fs::DirBuilder::new().recursive(true).mode(0o755).create(dir).map_err(listen_error)?;
         }
         let lock = lock(path, listen_error)?;
         clear(path)?;
@@ -163,6 +163,7 @@ fn lock(path: &Path, to_error: impl Fn(io::Error) -> Error) -> Result<fs_err::Fi
         .truncate(false)
         .write(true)
         .mode(0o600)
+        .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
         .open(PathBuf::from(name));
     let lock = open.map_err(&to_error)?;
     match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {

@@ -107,7 +107,7 @@ impl StateDir {
         }
         let mut dir = self;
         let open = || -> std::io::Result<fs_err::File> {
-            fs_err::create_dir_all(&dir.path)?;
+            larder::trusted_path::create_dir(&dir.path)?;
             let path = dir.path.join("lock");
             fs_err::OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)
         };
@@ -285,6 +285,23 @@ mod tests {
         let refused = Error::from(place(&own).lock().err().unwrap());
         assert!(refused.message().contains("root/collect/runtimes/nowhere-d.sock"), "{}", refused.message());
         assert_eq!(place(&own).of_root().unwrap().path(), place(&root).path());
+    }
+
+    #[test]
+    fn a_directory_that_others_prepared_or_can_change_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let refused = |text: &str| {
+            let refused = Error::from(StateDir::at(dir.path().join("collect")).lock().err().unwrap());
+            assert!(refused.message().contains(text), "{}", refused.message());
+        };
+        let path = dir.path().join("collect");
+        drop(StateDir::at(path.clone()).lock().ok().unwrap());
+        let mode = |mode| fs_err::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(mode));
+        mode(0o757).unwrap();
+        refused("collect is writable by users other than root and this user (mode 757");
+        mode(0o755).unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", path.join("records.json")).unwrap();
+        refused("records.json is a symbolic link");
     }
 
     #[test]

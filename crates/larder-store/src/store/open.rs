@@ -4,6 +4,8 @@ use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
 
+use larder::trusted_path;
+
 use super::db::Db;
 use super::error::{StoreError, StoreOpenError};
 use super::extraction_locks::ExtractionLocks;
@@ -95,11 +97,13 @@ impl LockedStoreDir {
             }
             _ => {}
         }
-        if absent == MissingStoreAction::Make {
-            fs_err::create_dir_all(root).map_err(failed("create"))?;
-        }
         let no_store = no_store();
-        let root = &fs_err::canonicalize(root).map_err(failed("open"))?;
+        // What is removed in the store, as root, must not lead out of it.
+        let found = match absent {
+            MissingStoreAction::Make => trusted_path::create_dir(root),
+            _ => trusted_path::check_dir(root),
+        };
+        let root = &found.map_err(|error| failed("open")(error.into()))?;
         let layout = StoreLayout::new(root);
         let is_store = check_format(&layout)?;
         if !is_store && !may_become_a_store(root).map_err(failed("open"))? {

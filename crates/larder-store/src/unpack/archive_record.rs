@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Seek as _, SeekFrom, Write};
 use std::path::Path;
 
+use fs_err::os::unix::fs::OpenOptionsExt as _;
 use larder_erofs::ErofsOutput;
 use zstd::stream::read::Decoder;
 use zstd::stream::write::Encoder;
@@ -35,7 +36,7 @@ pub(super) struct ArchiveRecordWriter<'a> {
 }
 
 fn begin(path: &Path, reserve: Option<SpaceReserve>) -> io::Result<BufWriter<Encoder<'static, LimitedFile>>> {
-    let file = fs_err::OpenOptions::new().write(true).create_new(true).open(path)?;
+    let file = fs_err::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
     let mut file = LimitedFile { file: file.into_parts().0, left: MAX_RECORD, reserve };
     file.write_all(MAGIC)?;
     let mut encoder = Encoder::new(file, LEVEL)?;

@@ -1,6 +1,7 @@
 //! Opening a store, whatever was there before.
 
-use std::path::Path;
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -299,7 +300,7 @@ fn a_check_changes_nothing() {
         }
         root
     };
-    for prepare in [&unclean as &dyn Fn(&Path) -> std::path::PathBuf, &without_directories] {
+    for prepare in [&unclean as &dyn Fn(&Path) -> PathBuf, &without_directories] {
         let dir = tempfile::tempdir().unwrap();
         let root = prepare(dir.path());
         let before = snapshot(&root);
@@ -310,4 +311,92 @@ fn a_check_changes_nothing() {
         assert_eq!(snapshot(&root), before);
         open(&root);
     }
+}
+
+/// What a directory has, with modes and contents, in order.
+fn tree(dir: &Path) -> Vec<(PathBuf, u32, Vec<u8>)> {
+    let mut found = Vec::new();
+    for entry in fs_err::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        let metadata = fs_err::symlink_metadata(&path).unwrap();
+        let content = if metadata.is_file() { fs_err::read(&path).unwrap() } else { Vec::new() };
+        found.push((path.clone(), metadata.permissions().mode() & 0o7777, content));
+        if metadata.is_dir() {
+            found.extend(tree(&path));
+        }
+    }
+    found.sort();
+    found
+}
+
+#[test]
+fn a_root_that_someone_else_prepared_is_refused_and_nothing_outside_changes() {
+    let scratch = tempfile::tempdir().unwrap();
+    let (outside, root) = (scratch.path().join("outside"), scratch.path().join("above/root"));
+    fs_err::create_dir_all(outside.join("1/deep")).unwrap();
+    fs_err::write(outside.join("1/deep/file"), "untouched").unwrap();
+    let before = tree(&outside);
+    let refused = |what: &str| {
+        let opened = [Store::open(&root, config()), Store::open_existing(&root, config())];
+        for opened in opened.into_iter().chain([Store::open_for_check(&root, config())]) {
+            let Err(StoreOpenError::Io { cause, .. }) = opened else { panic!("{what}: {opened:?}") };
+            assert_eq!(cause.kind(), std::io::ErrorKind::PermissionDenied, "{what}: {cause}");
+            assert!(cause.to_string().contains("another directory"), "{what}: {cause}");
+        }
+        assert_eq!(tree(&outside), before, "{what}");
+    };
+    drop(open(&root));
+    let names: Vec<PathBuf> = fs_err::read_dir(&root).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert!(names.len() > 8, "{names:?}");
+    let kept = scratch.path().join("kept");
+    for name in names.into_iter().chain(["format.new", "larder.db.new", "lowers"].map(|name| root.join(name)))
+    {
+        let had = name.exists();
+        if had {
+            fs_err::rename(&name, &kept).unwrap();
+        }
+        symlink(&outside, &name).unwrap();
+        refused(name.to_str().unwrap());
+        fs_err::remove_file(&name).unwrap();
+        if had {
+            fs_err::rename(&kept, &name).unwrap();
+        }
+    }
+    let mode = |path: &Path, mode| fs_err::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+    for open_to_others in [root.clone(), root.join("trash"), scratch.path().join("above")] {
+        mode(&open_to_others, 0o777);
+        refused(open_to_others.to_str().unwrap());
+        mode(&open_to_others, 0o755);
+    }
+    // Only root can give a directory away.
+    if rustix::process::geteuid().is_root() {
+        for owned in [root.clone(), root.join("layers"), scratch.path().join("above")] {
+            chown(&owned, Some(7), Some(7)).unwrap();
+            refused(owned.to_str().unwrap());
+            chown(&owned, Some(0), Some(0)).unwrap();
+        }
+    }
+    mode(&scratch.path().join("above"), 0o1777);
+    drop(open(&root));
+}
+
+#[test]
+fn no_umask_makes_the_store_writable_by_others() {
+    const ROOT: &str = "LARDER_TEST_UMASK_ROOT";
+    if let Some(root) = std::env::var_os(ROOT) {
+        commit(&open(Path::new(&root)), "app:1", &["a"]);
+        return;
+    }
+    let scratch = tempfile::tempdir().unwrap();
+    let name = "opening::no_umask_makes_the_store_writable_by_others";
+    let command = format!("umask 0; exec \"$0\" --exact {name}");
+    let mut child = Command::new("sh");
+    child.args(["-c", &command]).arg(std::env::current_exe().unwrap());
+    let root = scratch.path().join("above/root");
+    assert!(child.env(ROOT, &root).status().unwrap().success());
+    let made = tree(scratch.path());
+    assert!(made.iter().any(|(path, ..)| path.starts_with(root.join("layers"))), "{made:?}");
+    let open: Vec<_> =
+        made.iter().filter(|(_, mode, _)| mode & 0o022 != 0).map(|(path, mode, _)| (path, mode)).collect();
+    assert!(open.is_empty(), "{open:?}");
 }

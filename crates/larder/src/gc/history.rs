@@ -4,6 +4,7 @@ use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use fs_err::os::unix::fs::OpenOptionsExt as _;
 use serde::{Deserialize, Serialize};
 
 use super::disk_space::DiskSpace;
@@ -103,11 +104,13 @@ impl RemovalHistory for HistoryFile {
         let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut line = serde_json::to_vec(entry)?;
         line.push(b'\n');
-        let mut file = fs_err::OpenOptions::new().create(true).append(true).read(true).open(&self.path)?;
+        let mut options = fs_err::OpenOptions::new();
+        options.create(true).append(true).read(true).mode(0o644);
+        let mut file = options.open(&self.path)?;
         let size = file.metadata()?.len();
         if size > 0 && size.saturating_add(line.len() as u64) > self.most {
             fs_err::rename(&self.path, self.before())?;
-            file = fs_err::OpenOptions::new().create(true).append(true).read(true).open(&self.path)?;
+            file = options.open(&self.path)?;
         } else if size > 0 {
             // A crash may have cut the last line off.
             let mut last = [0];

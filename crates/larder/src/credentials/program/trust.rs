@@ -1,13 +1,11 @@
 //! Checks that only root and this user can replace a program.
 
 use std::io;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
-use std::path::{Component, Path, PathBuf};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
 
-/// Mode bits: others may write.
-const OTHERS_WRITE: u32 = 0o002;
-const GROUP_WRITES: u32 = 0o020;
-const STICKY: u32 = 0o1000;
+use crate::trusted_path::{self, PathError};
+
 const EXECUTABLE: u32 = 0o111;
 
 /// Why a program is not run.
@@ -48,9 +46,6 @@ impl TrustError {
     }
 }
 
-/// Maximum number of symbolic links on the path of a program, as in Linux.
-const MAX_LINKS: usize = 40;
-
 /// The real path of a program that only root and this user can replace: file, all directories that lead to it, and all links on
 /// the way with theirs. A directory with the sticky bit, as `/tmp`, may lead there, but not hold it.
 pub(in super::super) fn check_program(path: &Path) -> Result<PathBuf, TrustError> {
@@ -61,63 +56,11 @@ pub(in super::super) fn check_program(path: &Path) -> Result<PathBuf, TrustError
     if !file.is_file() || file.permissions().mode() & EXECUTABLE == 0 {
         return Err(TrustError::NotExecutable(real));
     }
-    for link in links(path).map_err(absent)? {
-        check_place(&link.place, link.is_program).map_err(absent)??;
+    match trusted_path::check_file(path) {
+        Ok(_) => Ok(real),
+        Err(PathError::Writable { path, mode, owner }) => Err(TrustError::Writable { path, mode, owner }),
+        Err(error) => Err(absent(error.into())),
     }
-    check_place(&real, true).map_err(absent)??;
-    Ok(real)
-}
-
-/// A symbolic link on the path of a program.
-struct SymlinkHop {
-    /// Where it is, without links.
-    place: PathBuf,
-    /// True if it refers to the program itself, not to a directory.
-    is_program: bool,
-}
-
-/// All links that a path leads through.
-fn links(path: &Path) -> io::Result<Vec<SymlinkHop>> {
-    let mut found = Vec::new();
-    let mut place = PathBuf::new();
-    let mut rest = std::path::absolute(path)?;
-    loop {
-        let mut parts = rest.components();
-        let Some(part) = parts.next() else { return Ok(found) };
-        let left = parts.as_path().to_owned();
-        match part {
-            Component::CurDir => {}
-            Component::ParentDir => _ = place.pop(),
-            part => place.push(part),
-        }
-        if !std::fs::symlink_metadata(&place)?.is_symlink() {
-            rest = left;
-            continue;
-        }
-        if found.len() == MAX_LINKS {
-            return Err(io::Error::from_raw_os_error(rustix::io::Errno::LOOP.raw_os_error()));
-        }
-        rest = std::fs::read_link(&place)?.join(&left);
-        found.push(SymlinkHop { place: place.clone(), is_program: left.as_os_str().is_empty() });
-        place.pop();
-    }
-}
-
-/// Whether only root and this user can replace what is at a path without links.
-fn check_place(path: &Path, is_program: bool) -> io::Result<Result<(), TrustError>> {
-    for (distance, place) in path.ancestors().enumerate() {
-        let found = std::fs::symlink_metadata(place)?;
-        // A link has no mode of its own.
-        let mode = if found.is_symlink() { 0 } else { found.permissions().mode() & 0o7777 };
-        let owner = found.uid();
-        let leads_only = distance > usize::from(is_program) && mode & STICKY != 0;
-        let by_others = mode & OTHERS_WRITE != 0 || (mode & GROUP_WRITES != 0 && found.gid() != 0);
-        let is_own = owner == 0 || owner == rustix::process::geteuid().as_raw();
-        if (by_others && !leads_only) || !is_own {
-            return Ok(Err(TrustError::Writable { path: place.to_owned(), mode, owner }));
-        }
-    }
-    Ok(Ok(()))
 }
 
 #[cfg(test)]
@@ -149,6 +92,7 @@ mod tests {
         mode(dir.path(), 0o777);
         assert!(matches!(check_program(&program), Err(TrustError::Writable { .. })), "bin can be swapped");
     }
+
     #[test]
     fn a_link_that_others_can_replace_is_refused_wherever_it_is_on_the_way() {
         let dir = tempfile::tempdir().unwrap();
