@@ -21,6 +21,7 @@ mod recover;
 mod table;
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -30,9 +31,10 @@ pub(crate) use extracted::{is_extracted, key_of};
 pub(crate) use layers::visible_lowers;
 
 use larder::reference::ImageName;
+use rustix::fs::{Mode, OFlags};
 
 use self::other_namespaces::MountLocation;
-use self::overlay::{OverlaySpec, may_mount};
+use self::overlay::{OverlaySpec, may_mount, through};
 use self::table::MountTable;
 use crate::disk::{DiskSpace, FileOpenMode, ensure_dir, measure};
 use crate::store::db::{DbRead as _, MOUNTS, encode};
@@ -60,7 +62,7 @@ impl Store {
         options: MountOptions,
         now: SystemTime,
     ) -> Result<MountRecord, MountError> {
-        let (image, target) = (image.into(), directory(target)?);
+        let (image, (target, place)) = (image.into(), directory(target)?);
         self.0.check_not_hidden(&target)?;
         // The new mount would hide the old one, and umount would not restore it.
         if MountTable::read()?.has_target(&target) {
@@ -90,7 +92,7 @@ impl Store {
             mounted: false,
         };
         let mut record = self.0.record_mount(record)?;
-        if let Err(error) = self.0.make_overlay(&record, &layers, options) {
+        if let Err(error) = self.0.make_overlay(&record, &place, &layers, options) {
             self.0.forget_mount(&record.id)?;
             return Err(error);
         }
@@ -195,6 +197,7 @@ impl OpenStore {
     fn make_overlay(
         &self,
         record: &MountRecord,
+        place: &OwnedFd,
         layers: &[LayerHandle],
         options: MountOptions,
     ) -> Result<(), MountError> {
@@ -232,7 +235,7 @@ impl OpenStore {
             suid: options.suid,
             devices: options.dev,
         }
-        .mount(&record.target)
+        .mount(place, &record.target)
     }
 }
 
@@ -252,14 +255,15 @@ pub(crate) fn mounted_of(mounts: &Path) -> io::Result<Vec<String>> {
     Ok(table.targets_in(mounts))
 }
 
-/// The target of a mount, which must be a directory.
-fn directory(target: &Path) -> Result<PathBuf, MountError> {
-    let wrong = |cause| MountError::Target { target: target.to_owned(), cause };
-    let path = fs_err::canonicalize(target).map_err(wrong)?;
-    if !path.is_dir() {
-        return Err(wrong(io::ErrorKind::NotADirectory.into()));
-    }
-    Ok(path)
+/// The target of a mount, which must be a directory: its path without links, and the directory itself. The path is not looked
+/// up again, as others may change it.
+fn directory(target: &Path) -> Result<(PathBuf, OwnedFd), MountError> {
+    let open = || -> io::Result<(PathBuf, OwnedFd)> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let dir = rustix::fs::open(target, flags, Mode::empty())?;
+        Ok((fs_err::read_link(through(&dir))?, dir))
+    };
+    open().map_err(|cause| MountError::Target { target: target.to_owned(), cause })
 }
 
 /// Gives a directory the mode and owner of another one, or those that a root directory usually has.

@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use rustix::fd::{AsFd, AsRawFd as _, OwnedFd};
-use rustix::fs::{CWD, Mode, OFlags};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MoveMountFlags, UnmountFlags, fsconfig_create,
@@ -43,16 +43,19 @@ pub(super) struct OverlaySpec<'a> {
 }
 
 impl OverlaySpec<'_> {
-    pub(super) fn mount(&self, target: &Path) -> Result<(), MountError> {
-        match self.mount_by_parts(target) {
-            Err(OverlayMountError { cause: Errno::NOSYS | Errno::INVAL, .. }) => self.mount_at_once(target),
+    /// Mounts at the directory `place`, which errors call `target`.
+    pub(super) fn mount(&self, place: &OwnedFd, target: &Path) -> Result<(), MountError> {
+        match self.mount_by_parts(place) {
+            Err(OverlayMountError { cause: Errno::NOSYS | Errno::INVAL, .. }) => {
+                self.mount_at_once(place, target)
+            }
             Err(OverlayMountError { cause, messages }) => Err(refused(target, cause, messages)),
             Ok(()) => Ok(()),
         }
     }
 
     /// The way of Linux 6.5.
-    fn mount_by_parts(&self, target: &Path) -> Result<(), OverlayMountError> {
+    fn mount_by_parts(&self, place: &OwnedFd) -> Result<(), OverlayMountError> {
         let fs = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
         let mut names = OverlayPaths::default();
         self.configure(&fs, &mut names)
@@ -62,7 +65,9 @@ impl OverlaySpec<'_> {
         attributes.set(MountAttrFlags::MOUNT_ATTR_NOSUID, !self.suid);
         attributes.set(MountAttrFlags::MOUNT_ATTR_NODEV, !self.devices);
         let mount = fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
-        move_mount(&mount, "", CWD, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
+        let by_descriptors =
+            MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+        move_mount(&mount, "", place, "", by_descriptors)?;
         Ok(())
     }
 
@@ -90,7 +95,7 @@ impl OverlaySpec<'_> {
     }
 
     /// The way of earlier kernels.
-    pub(super) fn mount_at_once(&self, target: &Path) -> Result<(), MountError> {
+    pub(super) fn mount_at_once(&self, place: &OwnedFd, target: &Path) -> Result<(), MountError> {
         let failed = |error: io::Error| MountError::Refused {
             target: target.to_owned(),
             messages: String::new(),
@@ -119,7 +124,7 @@ impl OverlaySpec<'_> {
         flags.set(MountFlags::RDONLY, self.upper.is_none());
         flags.set(MountFlags::NOSUID, !self.suid);
         flags.set(MountFlags::NODEV, !self.devices);
-        rustix::mount::mount(source.as_c_str(), target, "overlay", flags, Some(options.as_c_str()))
+        rustix::mount::mount(source.as_c_str(), through(place), "overlay", flags, Some(options.as_c_str()))
             .map_err(|cause| refused(target, cause, String::new()))
     }
 }
@@ -171,7 +176,7 @@ impl OverlayPaths {
     }
 }
 
-fn through(dir: &impl AsFd) -> String {
+pub(super) fn through(dir: &impl AsFd) -> String {
     format!("/proc/self/fd/{}", dir.as_fd().as_raw_fd())
 }
 
@@ -265,7 +270,9 @@ mod tests {
             let target = make("target".into());
             let upper = upper.as_ref();
             let overlay = OverlaySpec { dir: &dir, lower: &lower, upper, suid: false, devices: false };
-            overlay.mount_at_once(&target).unwrap();
+            let place = OwnedFd::from(fs_err::File::open(&target).unwrap().into_parts().0);
+            overlay.mount_at_once(&place, &target).unwrap();
+            drop(place);
             let seen = fs_err::read_dir(&target).unwrap().count();
             let known = table::MountTable::read().unwrap().has(&dir, &target);
             let flags = rustix::fs::statvfs(&target).unwrap().f_flag;
@@ -276,7 +283,8 @@ mod tests {
         let many: Vec<PathBuf> = lower.iter().cycle().take(300).cloned().collect();
         let dir = make("m".into());
         let overlay = OverlaySpec { dir: &dir, lower: &many, upper: None, suid: false, devices: false };
-        let error = overlay.mount_at_once(&make("t".into())).expect_err("more than fit on a page");
+        let place = OwnedFd::from(fs_err::File::open(scratch.path()).unwrap().into_parts().0);
+        let error = overlay.mount_at_once(&place, scratch.path()).expect_err("more than fit on a page");
         assert!(matches!(error, MountError::TooManyLayers { layers: 300 }), "{error}");
     }
 }

@@ -1,7 +1,10 @@
 //! Mounts. All of it needs root, and an overlay filesystem in the kernel.
 
+use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use larder_store::disk::{Disk, DiskFile, FileOpenMode, FilesystemSync};
 use larder_store::mounts::{MountError, MountOptions};
 use larder_store::store::{LayerHandle, RemoveOptions, Store, StoreError};
 
@@ -59,7 +62,7 @@ fn a_mount_shows_the_layers_merged_and_takes_no_writes() {
     assert_eq!(read(target.0.join("etc/name")), "c", "the topmost wins");
     assert_eq!(entries(&target.0), ["a", "b", "c", "etc"]);
     let error = fs_err::write(target.0.join("new"), "x").expect_err("read-only");
-    assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+    assert_eq!(error.kind(), io::ErrorKind::ReadOnlyFilesystem);
     let mounts = scratch.store.mounts().unwrap();
     assert!(mounts[0].mounted && mounts[0].name == "app");
     scratch.store.umount(&target.0).unwrap();
@@ -253,6 +256,72 @@ fn no_mount_hides_the_store() {
         assert!(matches!(error, MountError::HidesStore { .. }) && error.hint().is_some(), "{error}");
     }
     assert!(scratch.store.mounts().unwrap().is_empty());
+}
+
+/// A disk on which another process replaces a directory by a link, once a mount has looked at its target.
+#[derive(Debug)]
+struct SwappingDisk {
+    real: Arc<dyn Disk>,
+    directory: PathBuf,
+    link_to: PathBuf,
+}
+
+impl Disk for SwappingDisk {
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        if path.parent().is_some_and(|parent| parent.ends_with("mounts")) {
+            fs_err::rename(&self.directory, self.directory.with_extension("moved")).unwrap();
+            std::os::unix::fs::symlink(&self.link_to, &self.directory).unwrap();
+        }
+        self.real.create_dir(path)
+    }
+
+    fn open(&self, path: &Path, how: FileOpenMode) -> io::Result<Arc<dyn DiskFile>> {
+        self.real.open(path, how)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.real.rename(from, to)
+    }
+
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        self.real.remove_file(path)
+    }
+
+    fn remove_tree(&self, path: &Path, go_on: &dyn Fn() -> bool) -> io::Result<()> {
+        self.real.remove_tree(path, go_on)
+    }
+
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        self.real.sync_dir(path)
+    }
+
+    fn open_sync(&self, path: &Path) -> io::Result<Box<dyn FilesystemSync>> {
+        self.real.open_sync(path)
+    }
+
+    fn boot_id(&self) -> String {
+        self.real.boot_id()
+    }
+}
+
+#[test]
+fn a_target_whose_path_changes_is_mounted_where_it_was_checked() {
+    if !can_mount() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (directory, other) = (dir.path().join("place"), dir.path().join("other"));
+    for made in [&directory, &other] {
+        fs_err::create_dir_all(made.join("mnt")).unwrap();
+    }
+    let disk = SwappingDisk { real: real(), directory: directory.clone(), link_to: other.clone() };
+    let store = Store::open_on(Arc::new(disk), &dir.path().join("store"), config()).unwrap();
+    commit(&store, "app", &["a"]);
+    let (moved, elsewhere) =
+        (MountTarget(dir.path().join("place.moved/mnt")), MountTarget(other.join("mnt")));
+    mount(&store, "app", &directory.join("mnt"), false).unwrap();
+    assert_eq!(entries(&elsewhere.0), [""; 0], "nothing was mounted where the link leads");
+    assert_eq!(read(moved.0.join("etc/name")), "a");
 }
 
 #[test]
