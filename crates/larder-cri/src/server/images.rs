@@ -66,7 +66,7 @@ impl ImageService for CriService {
         request: Request<proto::ListImagesRequest>,
     ) -> Result<Response<proto::ListImagesResponse>, Status> {
         let images = self.listed(request.into_inner().filter).await?;
-        Ok(Response::new(proto::ListImagesResponse { images }))
+        Ok(Response::new(proto::ListImagesResponse { images: to_response::fitted(images) }))
     }
 
     async fn stream_images(

@@ -7,10 +7,14 @@ use larder::reference::Digest;
 use prost::Message as _;
 use serde_json::{Value, json};
 
-use crate::proto;
+use crate::{MAX_MESSAGE_BYTES, proto};
 
 /// Most bytes of images in one message of a streamed list; a larger image has a message of its own.
 const PART_BYTES: usize = 1 << 20;
+/// Most bytes of images in an unstreamed list: kubelet and crictl refuse larger messages.
+const LIST_BYTES: usize = MAX_MESSAGE_BYTES - (64 << 10);
+/// Most bytes of the tag and the length before an image or a name.
+const FRAME_BYTES: usize = 6;
 
 /// Version of kubelet's runtime API, as runtimes report it.
 const KUBE_API_VERSION: &str = "0.1.0";
@@ -36,6 +40,41 @@ fn spec(spec: ImageSpec) -> proto::ImageSpec {
         runtime_handler: spec.runtime_handler,
         image_ref: String::new(),
     }
+}
+
+/// A list that fits one message, as `ListImages` has no pages: if it does not, names are left out, so many of each image that
+/// the others fit, tags last. kubelet collects and pins images by ID. `StreamImages` leaves nothing out.
+pub(super) fn fitted(mut images: Vec<proto::Image>) -> Vec<proto::Image> {
+    let bytes: usize = images.iter().map(|image| image.encoded_len() + FRAME_BYTES).sum();
+    if bytes <= LIST_BYTES {
+        return images;
+    }
+    let names: usize = images.iter().flat_map(names_of).map(|name| name.len() + FRAME_BYTES).sum();
+    let room = LIST_BYTES.saturating_sub(bytes.saturating_sub(names)) / images.len().max(1);
+    let mut left_out = 0;
+    for image in &mut images {
+        let mut room = room;
+        for names in [&mut image.repo_tags, &mut image.repo_digests] {
+            let before = names.len();
+            names.retain(|name| match room.checked_sub(name.len() + FRAME_BYTES) {
+                Some(rest) => {
+                    room = rest;
+                    true
+                }
+                None => false,
+            });
+            left_out += before - names.len();
+        }
+    }
+    tracing::warn!(
+        "a list of {} images does not fit one CRI message: {left_out} names left out",
+        images.len()
+    );
+    images
+}
+
+fn names_of(image: &proto::Image) -> impl Iterator<Item = &String> {
+    image.repo_tags.iter().chain(&image.repo_digests)
 }
 
 /// Splits a list into messages of bounded size. An empty list has none.

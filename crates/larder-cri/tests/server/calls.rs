@@ -119,6 +119,29 @@ async fn a_streamed_list_is_the_whole_list() {
 }
 
 #[tokio::test]
+async fn a_list_with_too_many_long_names_for_a_message_has_every_image() {
+    let fake = FakeBackend::new();
+    let image = |n: usize| {
+        let name = |end: &str| format!("registry.example/{}{n:05}{end}", "n".repeat(230));
+        Image {
+            repo_tags: (0..4).map(|tag| name(&format!(":{}{tag}", "t".repeat(127)))).collect(),
+            repo_digests: (0..4).map(|_| name(&format!("@sha256:{}", "0".repeat(64)))).collect(),
+            pinned: n == 9_499,
+            ..image(format!("sha256:{n:064}"), 1)
+        }
+    };
+    fake.set_images((0..9_500).map(image).collect());
+    let server = CriTestServer::start(fake);
+    let mut images = server.wire().await.images();
+    let listed = images.list_images(proto::ListImagesRequest::default()).await.unwrap().into_inner().images;
+    assert_eq!(listed.len(), 9_500);
+    assert!(
+        listed.iter().all(|image| image.id.len() == 71 && image.size == 1 && !image.repo_tags.is_empty())
+    );
+    assert!(listed[9_499].pinned);
+}
+
+#[tokio::test]
 async fn a_list_that_is_too_large_for_a_message_is_an_error_and_can_be_streamed() {
     let fake = FakeBackend::new();
     let large = |n: usize| Image { username: "u".repeat(MAX_MESSAGE_BYTES / 4), ..image(format!("i{n}"), 1) };
