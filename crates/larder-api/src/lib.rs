@@ -8,6 +8,7 @@
 pub mod convert;
 mod enum_words;
 mod error;
+mod image_list;
 mod status_text;
 
 pub use enum_words::EnumWord;

@@ -251,7 +251,7 @@ pub(crate) fn layers(
         let metadata =
             metadata.filter(|digest| !content.held.contains_key(*digest) && !platforms.contains(digest));
         let own = metadata.map(|digest| content.amount(digest)).sum();
-        layers.add_image(&config.digest, &ids, own, None);
+        layers.add_image(&config.digest, &ids, own);
     }
     layers
 }

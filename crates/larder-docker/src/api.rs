@@ -102,8 +102,6 @@ pub(crate) struct ImageInspect {
 #[serde(rename_all = "PascalCase", default)]
 pub(crate) struct InspectedImageConfig {
     pub(crate) user: String,
-    #[serde(deserialize_with = "or_default")]
-    pub(crate) labels: BTreeMap<String, String>,
 }
 
 /// Where a graph driver stores layers of an image or a container.

@@ -1,6 +1,6 @@
 //! Caches the composition of images. It never changes, so each image costs one call during its life.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -25,8 +25,6 @@ pub(crate) struct InspectedImage {
     pub(crate) chains: Vec<LayerId>,
     /// The directory of each layer, from the bottom up, if the graph driver has one for each.
     pub(crate) dirs: Option<Vec<PathBuf>>,
-    /// Labels of its config.
-    pub(crate) labels: BTreeMap<String, String>,
     /// Latest possible time of its addition: when the engine wrote its config, if that can be read, and its last tag
     /// operation. Pulls and loads are not tag operations.
     pub(crate) added_at: Option<UnixMillis>,
@@ -117,7 +115,7 @@ impl InspectedImage {
         let named = found.metadata.last_tag_time.parse::<jiff::Timestamp>().ok();
         let named = named.map(|time| UnixMillis(time.as_millisecond())).filter(|stamp| stamp.0 > 0);
         let added_at = written.into_iter().chain(named).min();
-        InspectedImage { chains, dirs, labels: found.config.labels.clone(), added_at }
+        InspectedImage { chains, dirs, added_at }
     }
 }
 

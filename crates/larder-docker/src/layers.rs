@@ -90,7 +90,7 @@ impl EngineLayers {
         for image in images {
             let Some(facts) = facts.get(&image.id) else { continue };
             let own = own.remove(&image.id).unwrap_or_default();
-            layers.add_image(&image.id, &facts.chains, own, Some(facts.labels.clone()));
+            layers.add_image(&image.id, &facts.chains, own);
         }
         Ok(LayerMeasurement { layers, dirs, estimated })
     }
@@ -284,13 +284,11 @@ fn name_of(container: &ContainerSummary) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::*;
 
     fn facts(chains: &[&str]) -> InspectedImage {
         let chains = chains.iter().map(|&chain| chain.into()).collect();
-        InspectedImage { chains, dirs: None, labels: BTreeMap::new(), added_at: None }
+        InspectedImage { chains, dirs: None, added_at: None }
     }
 
     fn bytes(known: &HashMap<LayerId, CachedLayerSize>, chain: &str) -> u64 {

@@ -1,7 +1,4 @@
-//! GC's inputs from the store: the layers and labels of its images, disk usage, and what it reclaims.
-
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError};
+//! GC's inputs from the store: the layers of its images, disk usage, and what it reclaims.
 
 use async_trait::async_trait;
 use larder::backend::{BackendError, CallErrorKind, Image};
@@ -10,11 +7,10 @@ use larder::gc::{
     ReclaimableSpace, SpaceHolder, SpaceReclaimer, deleted_open_files,
 };
 use larder::image_service::{FilesystemError, FsStats, local_disk};
-use larder::reference::{ImageId, LayerId};
+use larder::reference::LayerId;
 
 use crate::backend::{StoreBackend, backend_error};
-use crate::store::{Store, StoreError};
-use larder_registry::manifest::ImageConfig;
+use crate::store::Store;
 
 impl StoreBackend {
     /// The layers that containerd's snapshots have, each with the chain ID of the snapshot.
@@ -38,75 +34,11 @@ impl SpaceReclaimer for StoreBackend {
     }
 }
 
-/// The layers of a store's images, and their labels. One small file is read for each image, once in its life.
-pub struct StoreLayerSource {
-    store: StoreBackend,
-    known: Arc<Mutex<HashMap<ImageId, CachedImageLabels>>>,
-}
-
-/// The labels of an image; `None` where its config cannot be read.
-type CachedImageLabels = Option<BTreeMap<String, String>>;
-
-impl StoreLayerSource {
-    /// Of this store; nothing is read yet.
-    pub fn new(store: StoreBackend) -> StoreLayerSource {
-        StoreLayerSource { store, known: Arc::default() }
-    }
-}
-
 #[async_trait]
-impl LayerSource for StoreLayerSource {
-    async fn layers(&self, images: &[Image]) -> Result<LayerUsageIndex, BackendError> {
-        let known = Arc::clone(&self.known);
-        let ids: HashSet<ImageId> = images.iter().map(|image| image.id.clone()).collect();
-        let read = move |store: &Store| {
-            let mut layers = store.layer_usage_index()?;
-            let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
-            known.retain(|id, labels| labels.is_some() && ids.contains(id));
-            for (id, labels) in labels_of(store, &mut known, ids)? {
-                layers.set_labels(&id, labels);
-            }
-            Ok(layers)
-        };
-        self.store.ask(read).await
+impl LayerSource for StoreBackend {
+    async fn layers(&self, _: &[Image]) -> Result<LayerUsageIndex, BackendError> {
+        self.ask(Store::layer_usage_index).await
     }
-
-    /// Measures nothing.
-    async fn labels(
-        &self,
-        images: &[Image],
-    ) -> Result<HashMap<ImageId, BTreeMap<String, String>>, BackendError> {
-        let known = Arc::clone(&self.known);
-        let ids: HashSet<ImageId> = images.iter().map(|image| image.id.clone()).collect();
-        let read = move |store: &Store| {
-            labels_of(store, &mut known.lock().unwrap_or_else(PoisonError::into_inner), ids)
-        };
-        self.store.ask(read).await
-    }
-}
-
-/// The labels of these images; those of an image with an unreadable config are unknown, and rules about labels retain it.
-fn labels_of(
-    store: &Store,
-    known: &mut HashMap<ImageId, CachedImageLabels>,
-    ids: HashSet<ImageId>,
-) -> Result<HashMap<ImageId, BTreeMap<String, String>>, StoreError> {
-    let mut found = HashMap::new();
-    for id in ids {
-        let labels = match known.get(&id) {
-            Some(labels) => labels.clone(),
-            None => config_of(store, &id)?.map(|config| config.labels),
-        };
-        known.insert(id.clone(), labels.clone());
-        found.extend(labels.map(|labels| (id, labels)));
-    }
-    Ok(found)
-}
-
-fn config_of(store: &Store, id: &ImageId) -> Result<Option<ImageConfig>, StoreError> {
-    let Some(record) = store.image(id)? else { return Ok(None) };
-    let bytes = store.blob(&record.id).unwrap_or_default();
-    Ok(bytes.and_then(|bytes| ImageConfig::parse(&bytes).ok()))
 }
 
 /// The filesystem of a store.

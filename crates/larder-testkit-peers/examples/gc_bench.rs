@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use larder::backend::Image;
 use larder::gc::{
-    ClockReading, DiskSpace, GcGoal, GcImage, GcPlan, GcPolicy, GcSnapshot, GcStrategy, ImageUsageRecords,
-    LayerUsageIndex, MeasuredLayer, UnixMillis, plan,
+    ClockReading, DiskSpace, GcGoal, GcImage, GcPlan, GcPolicy, GcSnapshot, GcStrategy, ImageLabels,
+    ImageUsageRecords, LayerUsageIndex, MeasuredLayer, UnixMillis, plan,
 };
 use larder::image_service::FsStats;
 use larder::reference::ImageId;
@@ -102,7 +102,7 @@ fn round(count: usize) -> (f64, f64, usize) {
             .map(|layer| if layer < 3 { n * 3 + layer } else { (n / 10 * 7 + layer) % (count * 3) })
             .map(|layer| format!("{layer:064x}"))
             .collect();
-        layers.add_image(id(n), of, DiskSpace { bytes: 5_000, inodes: 3 }, None);
+        layers.add_image(id(n), of, DiskSpace { bytes: 5_000, inodes: 3 });
     }
     let mut records = ImageUsageRecords::default();
     records.observe(
@@ -150,6 +150,7 @@ fn scene(
         watched: UnixMillis(0),
         images: images.iter().map(subject).collect(),
         layers,
+        labels: ImageLabels::new(),
         disk: Some(disk),
         reclaimed: DiskSpace::ZERO,
     }
@@ -213,7 +214,7 @@ fn planned(
     }
     let mut subjects = Vec::new();
     for (n, of) in images {
-        layers.add_image(id(*n), of, DiskSpace::ZERO, None);
+        layers.add_image(id(*n), of, DiskSpace::ZERO);
         subjects.push(GcImage {
             id: id(*n),
             handler: String::new(),
@@ -232,6 +233,7 @@ fn planned(
         watched: UnixMillis(0),
         images: subjects,
         layers,
+        labels: ImageLabels::new(),
         disk: Some(disk),
         reclaimed: DiskSpace::ZERO,
     };

@@ -35,6 +35,10 @@ pub fn image(id: impl Into<ImageId>, size: u64) -> Image {
     Image { id: id.into(), size, ..Image::default() }
 }
 
+fn config_info(config: Option<&str>) -> BTreeMap<String, String> {
+    config.map(|config| ("config".to_owned(), config.to_owned())).into_iter().collect()
+}
+
 /// Counts of pulls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PullCounts {
@@ -69,6 +73,8 @@ struct BackendScript {
     names: BTreeMap<String, ImageId>,
     /// Images of the pretended registry.
     offers: HashMap<String, Image>,
+    /// The config of all images, if there is one.
+    config: Option<Arc<str>>,
     filesystems: Filesystems,
     in_use: ContainerInventory,
     log: Vec<RecordedCall>,
@@ -132,6 +138,11 @@ impl FakeBackend {
             }
         }
         state.images = images;
+    }
+
+    /// Makes all images have this config, as JSON.
+    pub fn set_config(&self, config: String) {
+        self.state().config = Some(config.into());
     }
 
     /// The present images, each once.
@@ -418,7 +429,7 @@ impl Backend for FakeBackend {
         let state = self.begin(BackendOp::Inspect, with_spec(call, image))?;
         Ok(state
             .find(image.image.as_str())
-            .map(|image| ImageDetails { image: image.clone(), info: BTreeMap::new() }))
+            .map(|image| ImageDetails { image: image.clone(), info: config_info(state.config.as_deref()) }))
     }
 
     async fn pull(

@@ -6,7 +6,7 @@ use std::time::Duration;
 use larder::backend::Backend;
 use larder::gc::{Collector, CollectorBuilder, InspectLayerSource, LayerSource, ReclaimWait};
 use larder_containerd::ContainerdLayers;
-use larder_store::gc_sources::{StoreFsStats, StoreLayerSource};
+use larder_store::gc_sources::StoreFsStats;
 
 use super::handle::BackendHandle;
 use super::published_layers::PublishedLayers;
@@ -24,7 +24,7 @@ pub(crate) fn backend_and_collector(
                 Some(publisher) => {
                     Arc::new(PublishedLayers::new(store.clone(), publisher.shared_snapshots()))
                 }
-                None => Arc::new(StoreLayerSource::new(store.clone())),
+                None => Arc::new(store.clone()),
             };
             let backend: Arc<dyn Backend> = Arc::new(store.clone());
             let mut builder = Collector::builder(backend.clone())

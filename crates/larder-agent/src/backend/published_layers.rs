@@ -1,20 +1,17 @@
 //! The layers of a store whose images a containerd has as well: it may retain some of them when an image is removed.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use larder::backend::{BackendError, Image};
 use larder::gc::{LayerSource, LayerUsageIndex};
-use larder::reference::ImageId;
 use larder_containerd::SharedSnapshots;
 use larder_store::backend::StoreBackend;
-use larder_store::gc_sources::StoreLayerSource;
 
 /// The layers of the store, with what containerd retains.
 pub(crate) struct PublishedLayers {
     store: StoreBackend,
-    layers: StoreLayerSource,
     shared: SharedSnapshots,
     /// True once it was logged that containerd does not answer.
     warned: AtomicBool,
@@ -22,8 +19,7 @@ pub(crate) struct PublishedLayers {
 
 impl PublishedLayers {
     pub(crate) fn new(store: StoreBackend, shared: SharedSnapshots) -> PublishedLayers {
-        let layers = StoreLayerSource::new(store.clone());
-        PublishedLayers { store, layers, shared, warned: AtomicBool::new(false) }
+        PublishedLayers { store, shared, warned: AtomicBool::new(false) }
     }
 
     /// Returns the objects of containerd that retain layers; `None` if it does not answer: then it may be everything.
@@ -46,7 +42,7 @@ impl PublishedLayers {
 #[async_trait]
 impl LayerSource for PublishedLayers {
     async fn layers(&self, images: &[Image]) -> Result<LayerUsageIndex, BackendError> {
-        let mut index = self.layers.layers(images).await?;
+        let mut index = self.store.layers(images).await?;
         let holders = self.holders(images).await;
         for (layer, chain) in self.store.layer_snapshots().await? {
             let by = match &holders {
@@ -58,12 +54,5 @@ impl LayerSource for PublishedLayers {
             }
         }
         Ok(index)
-    }
-
-    async fn labels(
-        &self,
-        images: &[Image],
-    ) -> Result<HashMap<ImageId, BTreeMap<String, String>>, BackendError> {
-        self.layers.labels(images).await
     }
 }

@@ -69,7 +69,6 @@ macro_rules! calls {
 
 calls! {
     plan_ensure(EnsureRequest) -> PlanEnsureResponse,
-    images(ImagesRequest) -> ImagesResponse,
     inspect(InspectRequest) -> InspectResponse,
     remove(RemoveRequest) -> RemoveResponse,
     tag(TagRequest) -> TagResponse,
@@ -103,6 +102,22 @@ impl ControlCalls {
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
         ControlCalls::Socket(client)
+    }
+
+    /// The call `images` of the control API, with all parts of the list joined.
+    pub async fn images(&mut self, request: api::ImagesRequest) -> CallResult<api::ImagesResponse> {
+        let client = match self {
+            ControlCalls::Socket(client) => client,
+            ControlCalls::InProcess(service) => {
+                return service.list_images(&request).await.map(Response::new);
+            }
+        };
+        let mut parts = client.images(request).await?.into_inner();
+        let mut list = api::ImagesResponse::default();
+        while let Some(part) = parts.message().await? {
+            list.join(part);
+        }
+        Ok(Response::new(list))
     }
 
     /// The call `load` of the control API, which sends an archive in pieces.

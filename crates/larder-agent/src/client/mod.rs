@@ -174,10 +174,10 @@ impl Client {
         Ok(found.images.into_iter().map(convert::image_from).collect())
     }
 
-    /// Lists the images with their age, use, labels and layers.
-    pub async fn detailed_images(&self) -> Result<ImagesResponse, Error> {
-        self.ask(async |mut calls| calls.images(ImagesRequest { details: true, ..Default::default() }).await)
-            .await
+    /// Lists the images with their age, use and layers, and their labels with these keys.
+    pub async fn detailed_images(&self, label_keys: Vec<String>) -> Result<ImagesResponse, Error> {
+        let request = ImagesRequest { details: true, label_keys, ..Default::default() };
+        self.ask(async |mut calls| calls.images(request).await).await
     }
 
     /// Whether its backend answered when it was last asked, which is not long ago.

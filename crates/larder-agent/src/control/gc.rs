@@ -113,6 +113,7 @@ pub(crate) fn failure(error: GcError) -> Error {
     match error {
         GcError::List(error)
         | GcError::Layers(error)
+        | GcError::Labels(error)
         | GcError::Reclaim(error)
         | GcError::Disk(FilesystemError::Backend(error)) => error.into(),
         GcError::Uses(error) => {

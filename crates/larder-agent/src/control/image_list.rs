@@ -1,17 +1,19 @@
-//! Lists images, on request with their age, use, labels and layers.
+//! Lists images, on request with their age, use and layers, and the labels that the request names.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream;
-use larder::backend::{Backend, Image, ImageDetails, ImageSpec};
-use larder::gc::{GcGoal, GcImage, GcPolicy, GcSnapshot, ImageDecision, MeasuredLayer, plan};
+use larder::backend::{Image, ImageDetails, ImageSpec};
+use larder::gc::{GcGoal, GcImage, GcPolicy, GcSnapshot, ImageDecision, ImageLabels, MeasuredLayer, plan};
 use larder::reference::{Digest, ImageId};
 use larder::retention::RetentionClass;
 use larder_api::convert;
 use larder_api::v1 as api;
+use larder_store::store::Store;
 use serde::Deserialize;
+use tokio::task::spawn_blocking;
 use tokio::time;
 
 use super::gc::failure;
@@ -69,9 +71,11 @@ pub(super) async fn list(
     let policy = collector.policy();
     let configured = if request.without_configs { &[][..] } else { &images };
     let timeout = || format!("timed out after {}s", DETAILS_WITHIN.as_secs());
-    let ((configs, are_all), snapshot) = tokio::join!(
-        configs(configured, &**storage.backend()),
-        time::timeout(DETAILS_WITHIN, collector.snapshot(&policy))
+    let keys: BTreeSet<String> = request.label_keys.iter().cloned().collect();
+    let ((configs, are_all), snapshot, labels) = tokio::join!(
+        configs(configured, storage),
+        time::timeout(DETAILS_WITHIN, collector.snapshot(&policy)),
+        time::timeout(DETAILS_WITHIN, collector.labels(&images, &keys))
     );
     if !are_all {
         answer.warnings.push(format!("the creation time of some images is unknown: {}", timeout()));
@@ -81,8 +85,18 @@ pub(super) async fn list(
     if let Err(why) = &snapshot {
         answer.warnings.push(format!("use and layers are unknown: {why}"));
     }
+    let labels = labels.map_err(|_| timeout()).and_then(|read| read.map_err(|error| error.to_string()));
+    let mut labels = labels.unwrap_or_else(|why| {
+        answer.warnings.push(format!("labels are unknown: {why}"));
+        ImageLabels::new()
+    });
     let snapshot = snapshot.ok();
     describe(&mut answer, snapshot.as_ref(), &configs, &policy);
+    for image in &mut answer.images {
+        if let (Some(details), Some(labels)) = (&mut image.details, labels.remove(&*image.id)) {
+            details.labels = labels.into_iter().collect();
+        }
+    }
     if let Some(snapshot) = snapshot.filter(|_| storage.store().is_some()) {
         for image in &mut answer.images {
             // As df and the removal of an image count it: with config and manifests in whole blocks.
@@ -92,8 +106,17 @@ pub(super) async fn list(
     Ok(answer)
 }
 
-/// The readable configs of these images, and whether the backend answered for all of them in time.
-async fn configs(images: &[Image], backend: &dyn Backend) -> (HashMap<ImageId, ListedConfig>, bool) {
+/// The readable configs of these images, and whether the backend answered for all of them in time. larder's own store has in its
+/// records what a list shows; a config may have megabytes.
+async fn configs(images: &[Image], storage: &Storage) -> (HashMap<ImageId, ListedConfig>, bool) {
+    if let Some(store) = storage.store() {
+        let (store, ids) = (store.store().clone(), images.iter().map(|image| image.id.clone()));
+        let ids: Vec<ImageId> = ids.collect();
+        let read =
+            move || ids.into_iter().filter_map(|id| Some((id.clone(), recorded(&store, &id)?))).collect();
+        return (spawn_blocking(read).await.unwrap_or_default(), true);
+    }
+    let backend = &**storage.backend();
     let calls = images.iter().map(|image| async move {
         let details = backend.inspect(&ImageSpec::named(&image.id)).await.ok().flatten()?;
         Some((image.id.clone(), config_of(&details)?))
@@ -102,6 +125,13 @@ async fn configs(images: &[Image], backend: &dyn Backend) -> (HashMap<ImageId, L
     let answers: Vec<_> = answers.take_until(time::sleep(DETAILS_WITHIN)).collect().await;
     let are_all = answers.len() == images.len();
     (answers.into_iter().flatten().collect(), are_all)
+}
+
+fn recorded(store: &Store, id: &ImageId) -> Option<ListedConfig> {
+    let record = store.image(id).ok().flatten()?;
+    let diff_ids = record.layers.iter().map(|layer| layer.diff_id.to_string()).collect();
+    let created = Some(record.created).filter(|created| !created.is_empty());
+    Some(ListedConfig { created, rootfs: ListedRootFs { diff_ids } })
 }
 
 fn config_of(details: &ImageDetails) -> Option<ListedConfig> {
@@ -149,7 +179,6 @@ fn describe(
             add_use(&mut details, known);
         }
         if let Some(known) = snapshot.and_then(|snapshot| snapshot.layers.layers_of(&image.id)) {
-            details.labels = known.labels.clone().unwrap_or_default().into_iter().collect();
             let diff_ids = config.map_or(&[][..], |config| &config.rootfs.diff_ids);
             details.layers = ordered(&known.layers, layers, diff_ids);
         }
@@ -228,7 +257,7 @@ mod tests {
         backend.add_image("a:1", image("sha256:a", 1));
         backend.add_image("b:1", Image { pinned: true, ..image("sha256:b", 2) });
         let node = testing::node(&backend, dir.path(), None, |_| ());
-        let request = api::ImagesRequest { details: true, without_configs: true };
+        let request = api::ImagesRequest { details: true, without_configs: true, ..Default::default() };
         let listed = list(&node.storage, &node.collection, &node.pulls, &request).await.unwrap();
         let details = |index: usize| listed.images[index].details.clone().unwrap();
         assert_eq!((details(0).reason(), &*details(0).why), (DecisionReason::Unused, "unused"));

@@ -28,7 +28,7 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use futures_util::Stream;
+use futures_util::{Stream, stream};
 use larder::gc::{GcGoal, GcPolicy};
 use larder_api::v1 as api;
 use larder_api::v1::control_server::{Control, ControlServer};
@@ -91,6 +91,8 @@ pub(crate) fn service(api: ControlApi) -> ControlServer<ControlApi> {
 
 type ControlResult<T> = Result<Response<T>, Status>;
 
+type ImageListParts = stream::Iter<std::vec::IntoIter<Result<api::ImagesResponse, Status>>>;
+
 type EventStream = Pin<Box<dyn Stream<Item = Result<api::EventsResponse, Status>> + Send>>;
 
 impl ControlApi {
@@ -110,6 +112,15 @@ impl ControlApi {
     #[cfg(feature = "dashboard")]
     pub(crate) fn removals(&self) -> u64 {
         self.node().observability.metrics().removals()
+    }
+
+    /// The images, in one list.
+    pub(crate) async fn list_images(
+        &self,
+        request: &api::ImagesRequest,
+    ) -> Result<api::ImagesResponse, Status> {
+        let node = self.node();
+        Ok(image_list::list(&node.storage, &node.collection, &node.pulls, request).await?)
     }
 
     /// Loads an archive that arrives in pieces.
@@ -179,6 +190,7 @@ fn absolute(target: &str) -> Result<PathBuf, Error> {
 impl Control for ControlApi {
     type EnsureStream = ensure::EnsureUpdateStream;
     type EventsStream = EventStream;
+    type ImagesStream = ImageListParts;
     type ExportStream = export::ExportStream;
 
     async fn ensure(&self, request: Request<api::EnsureRequest>) -> ControlResult<Self::EnsureStream> {
@@ -193,11 +205,10 @@ impl Control for ControlApi {
         Ok(Response::new(plan_ensure::plan(&self.node().pulls, request.into_inner()).await?))
     }
 
-    async fn images(&self, request: Request<api::ImagesRequest>) -> ControlResult<api::ImagesResponse> {
-        let node = self.node();
-        Ok(Response::new(
-            image_list::list(&node.storage, &node.collection, &node.pulls, request.get_ref()).await?,
-        ))
+    async fn images(&self, request: Request<api::ImagesRequest>) -> ControlResult<ImageListParts> {
+        let list = self.list_images(request.get_ref()).await?;
+        let parts: Vec<_> = list.into_parts().into_iter().map(Ok).collect();
+        Ok(Response::new(stream::iter(parts)))
     }
 
     async fn inspect(&self, request: Request<api::InspectRequest>) -> ControlResult<api::InspectResponse> {

@@ -1,6 +1,7 @@
 //! The service behind a real socket, on a fake backend.
 
 mod cri;
+mod memory;
 mod status;
 
 use std::path::Path;
@@ -31,6 +32,7 @@ use crate::serve::router::Router;
 struct TestDaemon {
     backend: FakeBackend,
     node: Arc<Node>,
+    control: ControlApi,
     stop: watch::Sender<bool>,
     dir: tempfile::TempDir,
     connections: Connections,
@@ -57,16 +59,16 @@ impl TestDaemon {
         let connections = Connections::default();
         let plain = HttpHandler::new(Arc::clone(&node), connections.clone());
         let (shared, of) = (connections.clone(), process.clone());
-        let control = service(ControlApi::new(Arc::clone(&node), of, shared, stopped.clone()));
+        let control = ControlApi::new(Arc::clone(&node), of, shared, stopped.clone());
         let (mut serving, shared) = (tokio::task::JoinSet::new(), connections.clone());
-        let router = Router::new(&node, plain, control);
+        let router = Router::new(&node, plain, service(control.clone()));
         serving.spawn(async move {
             match process {
                 ServingProcess::Daemon(_) => shared.serve(listener, router, stopped).await,
                 ServingProcess::Command => shared.serve_joined(listener, router, stopped, || ()).await,
             }
         });
-        TestDaemon { backend, node, stop, dir, connections, serving }
+        TestDaemon { backend, node, control, stop, dir, connections, serving }
     }
 
     fn client(&self) -> ControlClient<CriChannel> {

@@ -7,7 +7,6 @@ use std::time::Duration;
 use larder::detached::SharedCall;
 use larder_api::convert::image_state;
 use larder_api::v1 as api;
-use larder_api::v1::control_server::Control as _;
 use serde::Serialize;
 use tokio::time::{self, Instant};
 use tonic::Status;
@@ -104,9 +103,9 @@ impl ListingCache {
 
     async fn refresh(&self, control: &ControlApi) -> ListingResult {
         let began = Instant::now();
-        let wanted = api::ImagesRequest { details: true, without_configs: true };
-        let images = control.images(super::request(wanted)).await;
-        let result = images.map(|images| Arc::new(Listing::of(images.into_inner())));
+        let wanted = api::ImagesRequest { details: true, without_configs: true, ..Default::default() };
+        let images = control.list_images(&wanted).await;
+        let result = images.map(|images| Arc::new(Listing::of(images)));
         let now = Instant::now();
         let fresh_for = if result.is_ok() { FRESH.max((now - began) * FRESH_FACTOR) } else { FRESH };
         *self.lock() =

@@ -440,7 +440,7 @@ async fn every_surface_shows_the_same_reason_for_which_an_image_is_retained() {
     assert!(check.lease("sha256:ensured:1", LeasePurpose::Ensure, Duration::from_secs(60)).await);
 
     let request = api::ImagesRequest { details: true, ..Default::default() };
-    let listed = served.control.images(Request::new(request)).await.unwrap().into_inner().images;
+    let listed = served.control.list_images(&request).await.unwrap().images;
     let page = served.json("images").await;
     let rows = page["rows"].as_array().unwrap();
     let cri = NodeCriImages::of(&served.node).list().await.unwrap();

@@ -34,7 +34,7 @@ pub(super) async fn run(args: &InspectArgs, session: &CommandSession) -> Result<
     } else {
         session.open(&ImageAccess::read()).await?
     };
-    let listed = if args.layers { Some(client.detailed_images().await?) } else { None };
+    let listed = if args.layers { Some(client.detailed_images(Vec::new()).await?) } else { None };
     let mut found = Vec::new();
     for name in names {
         let request = InspectRequest { image: name.to_owned() };

@@ -91,7 +91,7 @@ impl NodeCalls for SessionCalls<'_> {
     }
 
     async fn images(&self) -> Result<api::ImagesResponse, Failure> {
-        let request = api::ImagesRequest { details: true, without_configs: true };
+        let request = api::ImagesRequest { details: true, without_configs: true, ..Default::default() };
         self.ask(async |mut calls| calls.images(request).await).await
     }
 

@@ -1,16 +1,15 @@
 //! The config of an image: its platform, and the diff IDs of its layers.
 
-use std::collections::BTreeMap;
-
 use larder::reference::Digest;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 
-use super::limits::{MAX_ANNOTATIONS, MAX_BYTES, MAX_LAYERS, MAX_LISTED_TEXT};
+use super::limits::{MAX_BYTES, MAX_LAYERS, MAX_LISTED_TEXT};
 use super::platform::Platform;
 use super::{ManifestError, bounded};
 
-/// The fields of an image config that image management needs. A runtime reads the others from the bytes.
+/// The fields of an image config that image management needs. A runtime reads the others from the bytes, and labels are read
+/// where something asks for them: a config may have megabytes of those.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageConfig {
     /// The platform of the image; fields that the config lacks are empty.
@@ -19,8 +18,6 @@ pub struct ImageConfig {
     pub diff_ids: Vec<Digest>,
     /// `USER[:GROUP]` of its processes; empty is root.
     pub user: String,
-    /// Labels.
-    pub labels: BTreeMap<String, String>,
     /// Creation time, as written.
     pub created: String,
 }
@@ -53,8 +50,6 @@ struct RootFsDocument {
 struct RuntimeConfig {
     #[serde(default, rename = "User", deserialize_with = "bounded::or_default")]
     user: String,
-    #[serde(default, rename = "Labels", deserialize_with = "bounded::texts::<MAX_ANNOTATIONS, _>")]
-    labels: BTreeMap<String, String>,
 }
 
 struct DiffId(Digest);
@@ -88,7 +83,6 @@ impl ImageConfig {
             },
             diff_ids: written.rootfs.diff_ids.into_iter().map(|diff_id| diff_id.0).collect(),
             user: written.config.user,
-            labels: written.config.labels,
             created: written.created,
         })
     }
@@ -111,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_config_gives_user_platform_labels_and_diff_ids() {
+    fn a_config_gives_user_platform_and_diff_ids() {
         let raw = format!(
             r#"{{"architecture":"arm64","variant":"v8","os":"linux","created":"2026-01-01T00:00:00Z",
                 "config":{{"User":"1000:1000","Env":["A=b"],"Labels":{{"keep":"yes"}},"Cmd":null}},
@@ -122,7 +116,6 @@ mod tests {
         );
         let config = ImageConfig::parse(raw.as_bytes()).unwrap();
         assert_eq!(config.user, "1000:1000");
-        assert_eq!(config.labels["keep"], "yes");
         assert_eq!(config.platform.to_string(), "linux/arm64/v8");
         assert_eq!(config.diff_ids[1].as_str(), diff_id("bb"));
         config.check_layers(2).unwrap();
@@ -134,7 +127,7 @@ mod tests {
     fn null_as_go_writes_it_is_empty() {
         let raw = br#"{"architecture":"amd64","os":"linux","config":{"User":null,"Labels":null},"rootfs":{"diff_ids":null}}"#;
         let config = ImageConfig::parse(raw).unwrap();
-        assert_eq!((config.user.as_str(), config.labels.len(), config.diff_ids.len()), ("", 0, 0));
+        assert_eq!((config.user.as_str(), config.diff_ids.len()), ("", 0));
         assert_eq!(ImageConfig::parse(b"{\"config\":null}").unwrap().diff_ids.len(), 0);
     }
 

@@ -42,7 +42,7 @@ impl Store {
             for id in reader.endings(IMAGES, "")? {
                 let own = own.get(&id).copied().unwrap_or_default();
                 let keys = of.remove(&id).unwrap_or_default();
-                sharing.add_image(ImageId::from(id), &keys, own, None);
+                sharing.add_image(ImageId::from(id), &keys, own);
             }
             Ok(sharing)
         })

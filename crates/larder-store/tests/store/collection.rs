@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use larder::gc::{GcGoal, GcImage, GcPolicy, GcSnapshot, UnixMillis, plan};
+use larder::gc::{GcGoal, GcImage, GcPolicy, GcSnapshot, ImageLabels, UnixMillis, plan};
 use larder_store::disk::{DiskSpace, measure};
 use larder_store::store::{LeaseRecord, LeaseResources, RemoveOptions, Store};
 
@@ -28,6 +28,7 @@ fn snapshot(store: &Store) -> GcSnapshot {
         watched: UnixMillis(0),
         images,
         layers: store.layer_usage_index().unwrap(),
+        labels: ImageLabels::new(),
         disk: None,
         reclaimed: DiskSpace::ZERO,
     }

@@ -1,6 +1,6 @@
 //! The collector of one backend's images: what rounds share, and what readers ask. Read [`Collector::round`] first.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex as Lock, PoisonError, RwLock};
 use std::time::SystemTime;
 
@@ -14,6 +14,7 @@ use super::disk_space::DiskSpace;
 use super::error::GcError;
 use super::filesystem_stats::{self, OtherFilesystem};
 use super::goal::GcGoal;
+use super::labels::{ImageLabels, LabelCache, read_labels};
 use super::layers::LayerUsageIndex;
 use super::plan::{GcImage, GcSnapshot, is_due, keep_rule_inputs, plan};
 use super::policy::{GcPolicy, GcStrategy, WhenUnreachable};
@@ -52,6 +53,7 @@ pub struct Collector {
     measurement: SharedCall<Result<FsStats, FilesystemError>>,
     other_measurement: SharedCall<Result<Vec<OtherFilesystem>, FilesystemError>>,
     pub(super) counts: Arc<Lock<GcCounts>>,
+    pub(super) labels: LabelCache,
 }
 
 impl Collector {
@@ -72,6 +74,7 @@ impl Collector {
             measurement: SharedCall::default(),
             other_measurement: SharedCall::default(),
             counts: Arc::default(),
+            labels: LabelCache::default(),
             parts: Arc::new(parts),
         }
     }
@@ -230,12 +233,13 @@ impl Collector {
         let began = self.state.begin_observation(&*parts.clock);
         let images = parts.backend.list().await.map_err(GcError::List)?;
         let found = collect(&parts.sources).await?;
-        // Keep rules may need labels, whatever the strategy.
-        let needs_layers = policy.strategy == GcStrategy::Larder || policy.has_label_rules();
         let layers = match &parts.layers {
-            Some(source) if needs_layers => source.layers(&images).await.map_err(GcError::Layers)?,
+            Some(source) if policy.strategy == GcStrategy::Larder => {
+                source.layers(&images).await.map_err(GcError::Layers)?
+            }
             _ => LayerUsageIndex::unknown(),
         };
+        let labels = self.labels_for_rules(policy, &images).await.map_err(GcError::Labels)?;
         let retained = RetentionSet::new(found, &images, policy.strategy);
         let activity = self.recent_activity(&images).await;
         let observed = GcObservation { purpose, images: &images, retained: &retained, activity: &activity };
@@ -246,9 +250,28 @@ impl Collector {
             watched: records.watched().unwrap_or(now),
             images: gc_images(&records, &images, &retained),
             layers,
+            labels,
             disk: None,
             reclaimed: DiskSpace::ZERO,
         })
+    }
+
+    /// The labels of these images that the policy's keep rules select by.
+    pub(super) async fn labels_for_rules(
+        &self,
+        policy: &GcPolicy,
+        images: &[Image],
+    ) -> Result<ImageLabels, BackendError> {
+        self.labels.labels(&*self.parts.backend, images, &policy.label_keys()).await
+    }
+
+    /// The labels of these images with these keys, read now.
+    pub async fn labels(
+        &self,
+        images: &[Image],
+        keys: &BTreeSet<String>,
+    ) -> Result<ImageLabels, BackendError> {
+        read_labels(&*self.parts.backend, images, keys).await
     }
 
     /// The activity since the last observation. An error does not end the round, because current uses are known.

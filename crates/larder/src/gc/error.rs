@@ -21,6 +21,9 @@ pub enum GcError {
     /// The layers could not be looked up. Nothing was removed.
     #[error("look up layers: {0}")]
     Layers(BackendError),
+    /// The labels that keep rules ask for could not be looked up. Nothing was removed.
+    #[error("look up labels: {0}")]
+    Labels(BackendError),
     /// The filesystem could not be measured. Nothing was removed for space.
     #[error(transparent)]
     Disk(#[from] FilesystemError),
@@ -83,6 +86,7 @@ impl GcError {
             GcError::List(_)
             | GcError::Uses(_)
             | GcError::Layers(_)
+            | GcError::Labels(_)
             | GcError::Disk(_)
             | GcError::Reclaim(_)
             | GcError::NoCapacity => true,

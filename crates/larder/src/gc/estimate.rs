@@ -25,7 +25,7 @@ impl LayerUsageIndex {
         order.sort_by(|(a, of_a), (b, of_b)| of_a.len().cmp(&of_b.len()).then_with(|| a.id.cmp(&b.id)));
         for (image, ids) in order {
             layers.share_out(&ids.iter().collect::<Vec<_>>(), image.size);
-            layers.add_image(&image.id, *ids, DiskSpace::ZERO, None);
+            layers.add_image(&image.id, *ids, DiskSpace::ZERO);
         }
         if let Some(used) = used {
             layers.stretch_to(used);

@@ -3,7 +3,7 @@
 //! An image's layers never change, so each image costs one call. Layer sizes come from another source if one is set;
 //! otherwise they are estimated from image sizes, and the sweep measures what is really freed.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -29,15 +29,7 @@ pub struct InspectLayerSource {
 /// The parts of an image's config that matter here.
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 struct VerboseImageSpec {
-    #[serde(default)]
-    config: VerboseConfigSection,
     rootfs: VerboseRootFs,
-}
-
-#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
-struct VerboseConfigSection {
-    #[serde(default, rename = "Labels")]
-    labels: Option<BTreeMap<String, String>>,
 }
 
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
@@ -138,32 +130,19 @@ impl InspectLayerSource {
 impl LayerSource for InspectLayerSource {
     async fn layers(&self, images: &[Image]) -> Result<LayerUsageIndex, BackendError> {
         let present = self.configs(images).await?;
-        let mut layers = if let Some(layers) = self.reported_sizes(images).await {
-            layers
-        } else {
-            let stacks: Vec<(&Image, &[LayerId])> =
-                present.iter().map(|(image, config)| (*image, config.rootfs.diff_ids.as_slice())).collect();
-            LayerUsageIndex::estimated(&stacks, self.used().await)
-        };
-        for (image, config) in &present {
-            layers.set_labels(&image.id, config.config.labels.clone().unwrap_or_default());
+        if let Some(layers) = self.reported_sizes(images).await {
+            return Ok(layers);
         }
-        Ok(layers)
-    }
-
-    async fn labels(
-        &self,
-        images: &[Image],
-    ) -> Result<HashMap<ImageId, BTreeMap<String, String>>, BackendError> {
-        let labels = |(image, config): (&Image, Arc<VerboseImageSpec>)| {
-            (image.id.clone(), config.config.labels.clone().unwrap_or_default())
-        };
-        Ok(self.configs(images).await?.into_iter().map(labels).collect())
+        let stacks: Vec<(&Image, &[LayerId])> =
+            present.iter().map(|(image, config)| (*image, config.rootfs.diff_ids.as_slice())).collect();
+        Ok(LayerUsageIndex::estimated(&stacks, self.used().await))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
     fn details(key: &str, text: &str) -> ImageDetails {
@@ -173,12 +152,10 @@ mod tests {
 
     #[test]
     fn layers_are_found_in_the_answers_of_runtimes_and_in_plain_configs() {
-        let config =
-            r#"{"config":{"Labels":{"keep":"yes"}},"rootfs":{"type":"layers","diff_ids":["sha256:a"]}}"#;
+        let config = r#"{"config":{"User":"0"},"rootfs":{"type":"layers","diff_ids":["sha256:a"]}}"#;
         let wrapped = format!(r#"{{"chainID":"sha256:c","imageSpec":{config}}}"#);
         let found = config_of(&details("info", &wrapped)).unwrap();
         assert_eq!(found.rootfs.diff_ids, ["sha256:a"]);
-        assert_eq!(found.config.labels.as_ref().unwrap()["keep"], "yes");
         assert_eq!(config_of(&details("config", config)), Some(found));
         assert_eq!(config_of(&details("info", "{}")), None);
         assert_eq!(config_of(&ImageDetails::default()), None);

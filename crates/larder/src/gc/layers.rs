@@ -1,6 +1,6 @@
 //! Layers of images and their disk usage, where the backend reports them.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 
 use async_trait::async_trait;
 
@@ -13,16 +13,6 @@ use crate::reference::{ImageId, LayerId};
 pub trait LayerSource: Send + Sync {
     /// The layers of these images. Images with unknown layers are omitted.
     async fn layers(&self, images: &[Image]) -> Result<LayerUsageIndex, BackendError>;
-
-    /// The labels of these images' configs. Images with unknown labels are omitted.
-    async fn labels(
-        &self,
-        images: &[Image],
-    ) -> Result<HashMap<ImageId, BTreeMap<String, String>>, BackendError> {
-        let layers = self.layers(images).await?;
-        let labels = |image: &Image| Some((image.id.clone(), layers.layers_of(&image.id)?.labels.clone()?));
-        Ok(images.iter().filter_map(labels).collect())
-    }
 }
 
 /// One layer on disk.
@@ -45,8 +35,6 @@ pub struct ImageLayers {
     pub layers: Vec<u32>,
     /// The disk usage of its metadata: config and manifests.
     pub own: DiskSpace,
-    /// Labels of its config; `None` if unknown.
-    pub labels: Option<BTreeMap<String, String>>,
 }
 
 /// Layers and the images that reference them.
@@ -83,14 +71,13 @@ impl LayerUsageIndex {
         id: impl Into<ImageId>,
         layers: impl IntoIterator<Item = impl AsRef<str>>,
         own: DiskSpace,
-        labels: Option<BTreeMap<String, String>>,
     ) -> bool {
         let found: Option<Vec<u32>> =
             layers.into_iter().map(|layer| self.index.get(layer.as_ref()).copied()).collect();
         let Some(mut layers) = found else { return false };
         layers.sort_unstable();
         layers.dedup();
-        self.images.insert(id.into(), ImageLayers { layers, own, labels });
+        self.images.insert(id.into(), ImageLayers { layers, own });
         true
     }
 
@@ -98,13 +85,6 @@ impl LayerUsageIndex {
     pub fn set_reference(&mut self, layer: &LayerId, by: &str) {
         if let Some(&at) = self.index.get(layer) {
             self.all[at as usize].referenced_by.get_or_insert_with(|| by.to_owned());
-        }
-    }
-
-    /// Sets the labels of a known image.
-    pub fn set_labels(&mut self, id: &ImageId, labels: BTreeMap<String, String>) {
-        if let Some(image) = self.images.get_mut(id) {
-            image.labels = Some(labels);
         }
     }
 

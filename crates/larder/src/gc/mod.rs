@@ -18,6 +18,7 @@ pub mod filesystem_stats;
 mod goal;
 mod history;
 mod inspect;
+mod labels;
 mod layers;
 mod loops;
 mod meter;
@@ -49,6 +50,7 @@ pub use filesystem_stats::{FilesystemContent, FsStatsProvider, OtherFilesystem, 
 pub use goal::GcGoal;
 pub use history::{HistoryFile, RemovalHistory, RemovalHistoryEntry};
 pub use inspect::InspectLayerSource;
+pub use labels::{ImageLabels, MAX_LABEL_VALUE};
 pub use layers::{LayerSource, LayerUsageIndex, MeasuredLayer};
 pub use loops::{FailureCount, GcIntervals, GcLoops, GcStatus, ImageCache};
 pub use meter::ReclaimWait;

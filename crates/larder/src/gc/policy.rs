@@ -1,6 +1,7 @@
 //! Settings of garbage collection: when to start, when to stop, which images to retain. Names are kubelet's where it
 //! has them.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
@@ -136,9 +137,13 @@ impl GcPolicy {
         problems
     }
 
-    /// Whether a keep rule selects by label.
-    pub(crate) fn has_label_rules(&self) -> bool {
-        self.keep.iter().any(|rule| matches!(rule.select, Selector::Label(..)))
+    /// The keys of the labels that keep rules select by.
+    pub(crate) fn label_keys(&self) -> BTreeSet<String> {
+        let key = |rule: &KeepRule| match &rule.select {
+            Selector::Label(key, _) => Some(key.clone()),
+            Selector::Name(_) | Selector::Digest(_) | Selector::Newest { .. } => None,
+        };
+        self.keep.iter().filter_map(key).collect()
     }
 
     /// The policy without any limit that a round could enforce.

@@ -107,7 +107,7 @@ mod tests {
     use super::*;
     use crate::gc::goal::GcGoal;
     use crate::gc::plan::{GcImage, GcSnapshot, plan};
-    use crate::gc::{DiskSpace, GcPolicy, LayerUsageIndex, UnixMillis};
+    use crate::gc::{DiskSpace, GcPolicy, ImageLabels, LayerUsageIndex, UnixMillis};
     use crate::retention::{Lease, LeasePurpose};
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -134,6 +134,7 @@ mod tests {
             watched: start,
             images,
             layers: LayerUsageIndex::unknown(),
+            labels: ImageLabels::new(),
             disk: None,
             reclaimed: DiskSpace::ZERO,
         };

@@ -53,10 +53,7 @@ impl Collector {
         } else {
             images
         };
-        let labels = match &self.parts.layers {
-            Some(source) if policy.has_label_rules() => source.labels(compared).await?,
-            _ => HashMap::new(),
-        };
+        let labels = self.labels_for_rules(policy, compared).await?;
         let names: Vec<Vec<String>> = compared
             .iter()
             .map(|image| image.repo_tags.iter().chain(&image.repo_digests).cloned().collect())

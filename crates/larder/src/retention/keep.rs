@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::time::Duration;
 
+use crate::gc::MAX_LABEL_VALUE;
 use crate::gc::unix_millis::{UnixMillis, millis};
 use crate::glob;
 use crate::go_format;
@@ -73,6 +74,9 @@ impl KeepRule {
         let problem = match &self.select {
             Selector::Name(text) if text.trim().is_empty() => "empty name; use * for all images",
             Selector::Label(key, _) if key.trim().is_empty() => "label without key; use KEY or KEY=VALUE",
+            Selector::Label(_, Some(value)) if value.len() >= MAX_LABEL_VALUE => {
+                "label value too long; use up to 1023 bytes, or KEY for any value"
+            }
             Selector::Digest(text) if Digest::parse(text).is_err() => {
                 return Some(format!("{text}: not a digest; use sha256: and 64 hexadecimal digits"));
             }

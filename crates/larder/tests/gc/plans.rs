@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use larder::gc::{
-    DiskSpace, GcDecision, GcGoal, GcImage, GcPlan, GcPolicy, GcSnapshot, GcStrategy, InodeThresholds,
-    LayerUsageIndex, MeasuredLayer, RetainReason, UnixMillis, WhenUnreachable, plan,
+    DiskSpace, GcDecision, GcGoal, GcImage, GcPlan, GcPolicy, GcSnapshot, GcStrategy, ImageLabels,
+    InodeThresholds, LayerUsageIndex, MeasuredLayer, RetainReason, UnixMillis, WhenUnreachable, plan,
 };
 use larder::image_service::FsStats;
 use larder::retention::{KeepRule, KeptBy, Lease, LeasePurpose, RetentionPurpose, Selector};
@@ -136,7 +136,7 @@ impl PlanCase {
             let sketch = &self.images[image];
             if sketch.known {
                 let of: Vec<String> = sketch.layers.iter().map(|layer| format!("l{layer}")).collect();
-                layers.add_image(name(image), of, DiskSpace::ZERO, None);
+                layers.add_image(name(image), of, DiskSpace::ZERO);
             }
             let lease = lease(60);
             images.push(GcImage {
@@ -176,6 +176,7 @@ impl PlanCase {
             watched: UnixMillis(0),
             images,
             layers,
+            labels: ImageLabels::new(),
             disk: Some(disk),
             reclaimed: DiskSpace::ZERO,
         };
@@ -337,6 +338,7 @@ fn empty(disk: FsStats) -> GcSnapshot {
         watched: UnixMillis(0),
         images: Vec::new(),
         layers: LayerUsageIndex::unknown(),
+        labels: ImageLabels::new(),
         disk: Some(disk),
         reclaimed: DiskSpace::ZERO,
     }
@@ -362,7 +364,7 @@ fn an_image_that_is_not_in_the_list_keeps_its_layers() {
     };
     let (mut snapshot, policy) = case.snapshot(&[0]);
     assert_eq!(plan(&snapshot, &policy, GcGoal::Thresholds).expected_freed.bytes, 100);
-    snapshot.layers.add_image("came later", ["l0"], DiskSpace::ZERO, None);
+    snapshot.layers.add_image("came later", ["l0"], DiskSpace::ZERO);
     let plan = plan(&snapshot, &policy, GcGoal::Thresholds);
     assert!(plan.removals.is_empty() && !plan.reachable);
     assert_eq!(plan.decisions[0].decision, GcDecision::Retain(RetainReason::FreesNothing));
@@ -379,7 +381,7 @@ fn no_image_is_removed_only_for_its_metadata_files() {
     };
     let (mut snapshot, policy) = case.snapshot(&[0, 1]);
     let own = DiskSpace { bytes: 4096, inodes: 1 };
-    snapshot.layers.add_image(name(0), ["l0"], own, None);
+    snapshot.layers.add_image(name(0), ["l0"], own);
     let plan = plan(&snapshot, &policy, GcGoal::Free { bytes: 50 });
     assert!(plan.removals.is_empty() && !plan.reachable, "{:?}", plan.removals);
     assert_eq!(plan.decisions[0].decision, GcDecision::Retain(RetainReason::FreesNothing));

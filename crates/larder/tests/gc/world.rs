@@ -357,7 +357,7 @@ impl LayerSource for FakeNode {
         }
         for image in images {
             let of = &state.registry[name_of(image.id.as_str())];
-            layers.add_image(&image.id, of, DiskSpace::ZERO, None);
+            layers.add_image(&image.id, of, DiskSpace::ZERO);
         }
         Ok(layers)
     }

@@ -151,7 +151,7 @@ pub(super) async fn run(
 /// Diff IDs and chain IDs of the layers that a pull does not fetch, in hexadecimal: backends list them with and without
 /// the algorithm.
 async fn present_layers(client: &Client) -> Result<HashSet<String>, Failure> {
-    let listed = client.detailed_images().await?;
+    let listed = client.detailed_images(Vec::new()).await?;
     Ok(listed.layers.into_iter().map(|layer| layer.id.trim_start_matches("sha256:").to_owned()).collect())
 }
 

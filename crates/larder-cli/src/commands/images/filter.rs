@@ -9,6 +9,15 @@ use crate::failure::Failure;
 /// Whether an image fits a filter.
 type RowTest = Box<dyn Fn(&ImageTableRow) -> bool>;
 
+/// The keys of the labels that these filters compare.
+pub(super) fn label_keys(filters: &[ImageFilter]) -> Vec<String> {
+    let key = |filter: &ImageFilter| match filter {
+        ImageFilter::Label(key, _) => Some(key.clone()),
+        _ => None,
+    };
+    filters.iter().filter_map(key).collect()
+}
+
 /// The rows that fit all filters; of several references one is enough, as in docker.
 pub(super) fn apply(
     filters: &[ImageFilter],

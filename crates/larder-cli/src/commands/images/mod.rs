@@ -36,7 +36,9 @@ const SHORT_ID: usize = 13;
 pub(super) async fn run(args: &ImagesArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
     let out = &session.out;
     let listed = match open(session, needs_details(args)).await? {
-        Some(client) if needs_details(args) => client.detailed_images().await?,
+        Some(client) if needs_details(args) => {
+            client.detailed_images(filter::label_keys(&args.filter)).await?
+        }
         Some(client) => {
             let images = client.images().await?.iter().map(convert::image).collect();
             api::ImagesResponse { images, ..api::ImagesResponse::default() }

@@ -106,7 +106,7 @@ pub(in crate::gc) fn keep_rule_inputs(snapshot: &GcSnapshot) -> Vec<KeepRuleInpu
     let inputs = snapshot.images.iter().map(|image| KeepRuleInput {
         id: &image.id,
         names: &image.names,
-        labels: snapshot.layers.layers_of(&image.id).and_then(|known| known.labels.as_ref()),
+        labels: snapshot.labels.get(&image.id),
         size: image.size,
         first_seen: image.first_seen,
         last_used: image.last_used,

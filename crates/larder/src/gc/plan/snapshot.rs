@@ -1,6 +1,7 @@
 //! The input of a plan.
 
 use crate::gc::disk_space::DiskSpace;
+use crate::gc::labels::ImageLabels;
 use crate::gc::layers::LayerUsageIndex;
 use crate::gc::unix_millis::UnixMillis;
 use crate::image_service::FsStats;
@@ -43,6 +44,8 @@ pub struct GcSnapshot {
     pub images: Vec<GcImage>,
     /// Their layers, where known.
     pub layers: LayerUsageIndex,
+    /// Their labels, as far as keep rules ask for them.
+    pub labels: ImageLabels,
     /// The image filesystem, if it was measured.
     pub disk: Option<FsStats>,
     /// Space that was reclaimed beside images for this goal. `disk` has it as free, and it counts towards
@@ -59,6 +62,7 @@ impl GcSnapshot {
             watched: now,
             images: Vec::new(),
             layers: LayerUsageIndex::unknown(),
+            labels: ImageLabels::new(),
             disk: None,
             reclaimed: DiskSpace::ZERO,
         }
