@@ -257,23 +257,24 @@ async fn the_hint_of_a_refusal_reaches_the_caller() {
     assert_eq!(error.failure.as_ref().map(|failure| failure.kind), Some(CallErrorKind::NotFound), "{error}");
 }
 
-/// Whether a refusal offers so many bytes of layers, and no more than a few blocks beside them.
+/// Whether a refusal counts so many bytes of layers, and no more than a few blocks beside them.
 fn holds_about(error: &str, layers: u32) -> bool {
-    let offer = error.rsplit("; ").next().and_then(|offer| offer.strip_suffix("MB reclaimable"));
-    let megabytes: f64 = offer.and_then(|number| number.parse().ok()).unwrap_or(-1.0);
+    let size = error.rsplit("; images that are not mounted take ").next();
+    let megabytes: f64 =
+        size.and_then(|size| size.strip_suffix("MB")).and_then(|number| number.parse().ok()).unwrap_or(-1.0);
     let layers = f64::from(layers) / 1e6;
     (layers - 0.005..layers + 0.1).contains(&megabytes)
 }
 
 #[tokio::test]
-async fn a_refusal_counts_reclaimable_bytes_each_layer_once() {
+async fn a_refusal_counts_each_layer_of_images_without_a_mount_once() {
     let (dir, store, registry) = node();
     let (a, b, c) = (("base", 3 << 20), ("app", 1 << 20), ("other", 2 << 20));
     put(&registry, "shop/app", &[a, b]);
     put(&registry, "shop/other", &[a, c]);
     let web = registry.image("shop/web:1");
     let error = refused(&store, &web).await;
-    assert!(error.ends_with("; 0B reclaimable"), "nothing is here: {error}");
+    assert!(error.ends_with("not mounted take 0B"), "nothing is here: {error}");
 
     let roomy = backend(&store, StorePullConfig::default());
     for name in ["shop/app:1", "shop/other:1"] {

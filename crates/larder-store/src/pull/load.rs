@@ -9,7 +9,7 @@ use larder::reference::Reference;
 use super::fetch_layer::LayerOrigin;
 use super::plan::PullPlan;
 use super::pull_tasks::{PullTasks, blocking};
-use super::{PullError, StorePuller, reclaimable};
+use super::{PullError, StorePuller, unmounted};
 use crate::store::admission::InsufficientSpace;
 use crate::store::commit::names_of;
 use crate::store::import::{Import, ImportError, ImportImage, ImportSource, LeftOutManifest};
@@ -50,7 +50,7 @@ impl StorePuller {
             (self.store.clone(), self.config.platform.clone(), self.config.reserve);
         let read = blocking(move || {
             let read = store.read_import(from, &platform, base_name.as_ref(), reserve);
-            read.map_err(|error| with_reclaimable(error, &store))
+            read.map_err(|error| with_unmounted(error, &store))
         });
         let read = read.await?;
         if read.as_ref().is_err_and(PullError::is_no_space) {
@@ -105,11 +105,11 @@ impl StorePuller {
     }
 }
 
-/// Adds the reclaimable space to an error of a full disk.
-fn with_reclaimable(error: ImportError, store: &Store) -> PullError {
+/// Adds the space of images to an error of a full disk.
+fn with_unmounted(error: ImportError, store: &Store) -> PullError {
     match error {
-        ImportError::InsufficientSpace(full) => reclaimable(store)
-            .map_or_else(PullError::from, |reclaimable| InsufficientSpace { reclaimable, ..full }.into()),
+        ImportError::InsufficientSpace(full) => unmounted(store)
+            .map_or_else(PullError::from, |unmounted| InsufficientSpace { unmounted, ..full }.into()),
         other => other.into(),
     }
 }

@@ -274,7 +274,7 @@ impl StorePuller {
         self.abandoned.wait().await;
         let store = self.store.clone();
         blocking(move || {
-            let (now, images) = (ClockReading::now(), reclaimable(&store)?);
+            let (now, images) = (ClockReading::now(), unmounted(&store)?);
             let beside = store.reclaimable(ReclaimTrigger::Pressure, &now)?.total();
             // The sizes are only declared: for a pull that can never fit nothing is given up.
             let most = store.free()? + beside + images;
@@ -383,8 +383,8 @@ fn warn_of(reclaimed: &ReclaimOutcome<StoreError>) {
     }
 }
 
-/// Disk usage of the layers that no mount uses: what removing all unused images would free.
-fn reclaimable(store: &Store) -> Result<DiskSpace, StoreError> {
+/// Disk usage of the layers that no mount uses: the most that removing images would free.
+fn unmounted(store: &Store) -> Result<DiskSpace, StoreError> {
     let mounted: HashSet<_> = store.mounts()?.into_iter().flat_map(|mount| mount.layers).collect();
     let mut layers = HashMap::new();
     for image in store.images()? {

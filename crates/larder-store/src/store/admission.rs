@@ -107,14 +107,14 @@ pub(crate) fn admit(
     need: SpaceEstimate,
     free: DiskSpace,
     reserve: DiskSpace,
-    reclaimable: DiskSpace,
+    unmounted: DiskSpace,
 ) -> Result<(), InsufficientSpace> {
     if fits(need.least.bytes, free.bytes, reserve.bytes)
         && fits(need.least.inodes, free.inodes, reserve.inodes)
     {
         return Ok(());
     }
-    Err(InsufficientSpace { need, free, reserve, reclaimable })
+    Err(InsufficientSpace { need, free, reserve, unmounted })
 }
 
 fn fits(need: u64, free: u64, reserve: u64) -> bool {
@@ -130,8 +130,8 @@ pub struct InsufficientSpace {
     pub free: DiskSpace,
     /// The part of it that must remain free.
     pub reserve: DiskSpace,
-    /// Space that removing all unused images would free.
-    pub reclaimable: DiskSpace,
+    /// Space that removing all images without a mount would free. Retention may allow less.
+    pub unmounted: DiskSpace,
 }
 
 impl InsufficientSpace {
@@ -140,9 +140,9 @@ impl InsufficientSpace {
         fits(self.need.least.bytes, self.free.bytes, self.reserve.bytes)
     }
 
-    /// Returns true if the pull would be admitted once everything reclaimable is removed.
+    /// Returns true if the pull would be admitted once all images without a mount are removed.
     pub(crate) fn fits_after_gc(&self) -> bool {
-        admit(self.need, self.free + self.reclaimable, self.reserve, DiskSpace::default()).is_ok()
+        admit(self.need, self.free + self.unmounted, self.reserve, DiskSpace::default()).is_ok()
     }
 
     /// Returns the bytes that garbage collection has to free: for the likely size of the pull if removing images can free as
@@ -153,7 +153,7 @@ impl InsufficientSpace {
         }
         let missing = |need: u64| need.saturating_add(self.reserve.bytes).saturating_sub(self.free.bytes);
         let likely = missing(self.need.likely.bytes);
-        Some(if likely <= self.reclaimable.bytes { likely } else { missing(self.need.least.bytes) })
+        Some(if likely <= self.unmounted.bytes { likely } else { missing(self.need.least.bytes) })
     }
 
     /// Returns the next step that the reader could try.
@@ -171,7 +171,7 @@ impl InsufficientSpace {
     }
 }
 
-/// `insufficient space: needs about 3.2GB, 1.1GB free (67.1MB reserved); 0B reclaimable`
+/// `insufficient space: needs about 3.2GB, 1.1GB free (67.1MB reserved); images that are not mounted take 0B`
 impl fmt::Display for InsufficientSpace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let show: fn(&DiskSpace) -> String = if self.lacks_inodes_only() {
@@ -183,7 +183,7 @@ impl fmt::Display for InsufficientSpace {
         if self.reserve != DiskSpace::default() {
             write!(f, " ({} reserved)", show(&self.reserve))?;
         }
-        write!(f, "; {} reclaimable", show(&self.reclaimable))
+        write!(f, "; images that are not mounted take {}", show(&self.unmounted))
     }
 }
 
@@ -208,7 +208,7 @@ mod tests {
         let error = admit(just(3 * GIB, 10), of(2 * GIB, 1000), of(GIB / 2, 0), of(GIB, 0)).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "insufficient space: needs about 3.22GB, 2.15GB free (537MB reserved); 1.07GB reclaimable"
+            "insufficient space: needs about 3.22GB, 2.15GB free (537MB reserved); images that are not mounted take 1.07GB"
         );
         assert!(!error.fits_after_gc());
         let error = admit(just(GIB, 10), of(GIB, 1000), of(GIB / 2, 0), of(GIB, 0)).unwrap_err();
@@ -230,7 +230,7 @@ mod tests {
         let error = admit(just(1, 1000), of(GIB, 10), of(0, 0), of(0, 5)).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "insufficient space: needs about 1000 inodes, 10 inodes free; 5 inodes reclaimable"
+            "insufficient space: needs about 1000 inodes, 10 inodes free; images that are not mounted take 5 inodes"
         );
     }
 

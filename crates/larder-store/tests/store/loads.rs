@@ -49,7 +49,7 @@ fn a_stream_keeps_the_reserve_free() {
         let length = archive.len();
         let (error, read) = load(store, archive, reserve);
         let PullError::InsufficientSpace(full) = &error else { panic!("{error:?}") };
-        assert_ne!(full.reclaimable, DiskSpace::default(), "that of app");
+        assert_ne!(full.unmounted, DiskSpace::default(), "that of app");
         assert!(error.hint().is_some(), "{error}");
         assert!(read < length / 2 + (1 << 20) && read < 8 << 20, "{read} of {length}: {error}");
         for dir in ["staging", "trash"] {

@@ -296,17 +296,40 @@ impl Collector {
         keep_warnings(&self.policy(), snapshot)
     }
 
-    /// Frees this many bytes for pulls; removes no image if it cannot free as much. Returns true if it did.
-    async fn free(&self, bytes: u64) -> bool {
-        let goal = GcGoal::Free { bytes };
-        let policy = GcPolicy {
+    /// What a round that a user asks for would free of this many bytes.
+    pub async fn reclaimable_room(&self, bytes: u64) -> RoomOutcome {
+        match self.dry_run(GcGoal::Free { bytes }, &self.room_policy(), false).await {
+            Ok(DryRun { report, .. }) => match report.plans.last() {
+                Some(plan) if plan.reachable => RoomOutcome::NotTried { reclaimable: plan.reclaimable.bytes },
+                plan => RoomOutcome::NotEnough { reclaimable: plan.map(|plan| plan.reclaimable.bytes) },
+            },
+            Err(error) => {
+                tracing::warn!("cannot determine what garbage collection can free: {error}");
+                RoomOutcome::NotEnough { reclaimable: None }
+            }
+        }
+    }
+
+    /// The policy of rounds for pulls: as much as they need, or nothing.
+    fn room_policy(&self) -> GcPolicy {
+        GcPolicy {
             when_unreachable: WhenUnreachable::Nothing,
             free_margin_percent: 0,
             ..(*self.policy()).clone()
-        };
+        }
+    }
+
+    /// Frees this many bytes for pulls; removes no image if it cannot free as much.
+    async fn free(&self, bytes: u64) -> RoomOutcome {
+        let (goal, policy) = (GcGoal::Free { bytes }, self.room_policy());
         let _alone = self.round.lock().await;
         let _running = self.progress.begin(goal);
-        Round::new(self, &policy, goal).keeping_downloads().run().await.error.is_none()
+        let round = Round::new(self, &policy, goal).keeping_downloads().run().await;
+        if round.error.is_none() {
+            return RoomOutcome::Made;
+        }
+        let planned = round.report.plans.last();
+        RoomOutcome::NotEnough { reclaimable: planned.map(|plan| plan.reclaimable.bytes) }
     }
 
     pub(super) fn event(&self, reason: EventReason, message: &str) {
@@ -331,14 +354,14 @@ impl RoomMaker for Collector {
         }
         let others = self.room.take_others(&request);
         let sum = others.iter().fold(bytes, |sum, other| sum.saturating_add(other.bytes));
-        if !others.is_empty() && self.free(sum).await {
+        if !others.is_empty() && self.free(sum).await == RoomOutcome::Made {
             for other in &others {
                 let _ = other.made.set(());
             }
             return RoomOutcome::Made;
         }
         // One that asks for too much costs the others nothing: each of them asks on its own.
-        if self.free(bytes).await { RoomOutcome::Made } else { RoomOutcome::NotEnough }
+        self.free(bytes).await
     }
 }
 

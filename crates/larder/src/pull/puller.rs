@@ -182,16 +182,16 @@ impl ImagePuller {
                     && let Some(bytes) = room::missing_bytes(error)
                 {
                     entry.set(PullPhase::Queued, Some("garbage collection that makes room for it"));
-                    let outcome =
-                        if rounds_left > 0 { room.make_room(bytes).await } else { RoomOutcome::NotEnough };
-                    match outcome {
-                        RoomOutcome::Made => {
-                            rounds_left -= 1;
-                            continue;
-                        }
-                        RoomOutcome::NotEnough => pulled = pulled.map_err(room::cannot_fit),
-                        RoomOutcome::NotTried => {}
+                    let outcome = if rounds_left > 0 {
+                        room.make_room(bytes).await
+                    } else {
+                        RoomOutcome::NotEnough { reclaimable: None }
+                    };
+                    if outcome == RoomOutcome::Made {
+                        rounds_left -= 1;
+                        continue;
                     }
+                    pulled = pulled.map_err(|error| room::without_room(error, outcome));
                 }
                 if let (Ok(_), Some(slot)) = (&pulled, &slot) {
                     slot.set_slow(false);

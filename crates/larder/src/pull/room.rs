@@ -4,6 +4,7 @@ use async_trait::async_trait;
 
 use super::puller::PullerError;
 use crate::backend::{BackendError, CallErrorKind};
+use crate::go_format;
 use crate::hint::Hint;
 use crate::image_service::PullAttemptsError;
 
@@ -24,9 +25,15 @@ pub enum RoomOutcome {
     /// So many bytes were freed.
     Made,
     /// Retention does not allow to free as much, or it failed. Nothing was removed, or less than was planned.
-    NotEnough,
-    /// Nothing is removed here unless a user asks for it.
-    NotTried,
+    NotEnough {
+        /// The bytes that a round may free now, if that is known.
+        reclaimable: Option<u64>,
+    },
+    /// Nothing is removed here unless a user asks for it; then as much can be freed.
+    NotTried {
+        /// The bytes that a round may free now.
+        reclaimable: u64,
+    },
 }
 
 /// The bytes that a refused pull lacks; `None` if garbage collection would not help.
@@ -35,17 +42,29 @@ pub(super) fn missing_bytes(error: &PullerError) -> Option<u64> {
     failed.causes().last().and_then(BackendError::kind).and_then(CallErrorKind::reclaim_bytes)
 }
 
-/// The error of a pull for which no room could be made: its next step is no further collection.
-pub(super) fn cannot_fit(error: PullerError) -> PullerError {
+/// The error of a pull for which no room was made, with what a round may free now. Where that is not enough, the next step
+/// is no further collection.
+pub(super) fn without_room(error: PullerError, outcome: RoomOutcome) -> PullerError {
     let PullerError::Failed(failed) = error else { return error };
-    let without_collection = |cause: &BackendError| match cause {
-        BackendError::Call { kind, message, .. } if kind.reclaim_bytes().is_some() => {
-            let kind = CallErrorKind::InsufficientSpace { reclaim_bytes: None };
-            let message = format!("{message}; garbage collection cannot free as much now");
-            BackendError::call(kind, message)
-                .with_hint(Hint::new().command(["gc", "--dry-run"]).text(" says why each image is retained"))
+    let with_reclaimable = |cause: &BackendError| shortage(cause, outcome).unwrap_or_else(|| cause.clone());
+    PullerError::Failed(failed.causes().iter().map(with_reclaimable).collect::<PullAttemptsError>())
+}
+
+fn shortage(cause: &BackendError, outcome: RoomOutcome) -> Option<BackendError> {
+    let BackendError::Call { kind, message, hint, .. } = cause else { return None };
+    kind.reclaim_bytes()?;
+    let reclaimable =
+        |bytes: u64| format!("{message}, of which {} are reclaimable now", go_format::bytes(bytes));
+    match outcome {
+        RoomOutcome::Made => None,
+        RoomOutcome::NotTried { reclaimable: bytes } => {
+            Some(BackendError::call(*kind, reclaimable(bytes)).with_hint(hint.clone()))
         }
-        other => other.clone(),
-    };
-    PullerError::Failed(failed.causes().iter().map(without_collection).collect::<PullAttemptsError>())
+        RoomOutcome::NotEnough { reclaimable: bytes } => {
+            let kind = CallErrorKind::InsufficientSpace { reclaim_bytes: None };
+            let hint = Hint::new().command(["gc", "--dry-run"]).text(" says why each image is retained");
+            let message = bytes.map_or_else(|| message.clone(), reclaimable);
+            Some(BackendError::call(kind, message).with_hint(hint))
+        }
+    }
 }

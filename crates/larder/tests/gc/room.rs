@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use larder::backend::{BackendError, CallErrorKind};
 use larder::gc::GcPolicy;
 use larder::pod::Pod;
-use larder::pull::RoomOutcome::{Made, NotEnough};
+use larder::pull::RoomOutcome::Made;
 use larder::pull::{EnsureRequest, ImageManager, PullPolicy, RoomMaker, RoomOutcome};
 use larder::retention::{LeasePurpose, RemovalGate};
 use larder_testkit::fake_backend::{FakeBackend, ScriptedPull};
@@ -17,6 +17,11 @@ use crate::world::{FakeNode, id};
 
 fn policy() -> GcPolicy {
     GcPolicy { minimum_age: Duration::ZERO, free_margin_percent: 0, ..GcPolicy::default() }
+}
+
+/// The outcome where a round may free this much.
+fn not_enough(bytes: u64) -> RoomOutcome {
+    RoomOutcome::NotEnough { reclaimable: Some(bytes) }
 }
 
 /// Four unused images of 1000 bytes, the first one unused for longest.
@@ -39,7 +44,7 @@ async fn as_many_images_are_removed_as_pulls_need() {
         collector.make_room(500),
         collector.make_room(1_000_000),
     );
-    assert_eq!(made, (Made, Made, Made, NotEnough));
+    assert_eq!(made, (Made, Made, Made, not_enough(1000)));
     assert_eq!(world.removals(), ["a", "b", "c"]);
 }
 
@@ -62,7 +67,7 @@ async fn what_is_retained_stays_and_nothing_is_removed_in_vain() {
         let check = gate.begin_presence_check();
         assert!(check.lease(&id(name), LeasePurpose::Ensure, Duration::from_secs(600)).await);
     }
-    assert_eq!(collector.make_room(1500).await, NotEnough);
+    assert_eq!(collector.make_room(1500).await, not_enough(1000));
     assert_eq!(world.removals().len(), 0);
     assert_eq!(collector.make_room(500).await, Made);
     assert_eq!(world.removals(), ["d"]);
@@ -80,7 +85,7 @@ impl RoomMaker for CountedRoom {
         assert_eq!(bytes, 700);
         self.asked.fetch_add(1, Ordering::Relaxed);
         let left = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
-        if left.is_ok() { Made } else { NotEnough }
+        if left.is_ok() { Made } else { not_enough(300) }
     }
 }
 
@@ -110,6 +115,8 @@ async fn a_pull_that_lacks_space_goes_on_when_there_is_room() {
             "{refusals}: {ended:?}"
         );
         let Err(error) = ended else { continue };
+        let is_told = error.message.contains("insufficient space, of which 300B are reclaimable now");
+        assert_eq!(is_told, rounds == 0, "what a round may free now: {error}");
         let kind = error.failure.expect("the backend failed").kind;
         assert_eq!(
             kind,

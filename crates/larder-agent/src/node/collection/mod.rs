@@ -212,12 +212,11 @@ impl Collection {
 #[async_trait]
 impl RoomMaker for Collection {
     async fn make_room(&self, bytes: u64) -> RoomOutcome {
-        if !self.runs.load(Ordering::Relaxed) || !self.collector.policy().is_enabled() {
-            return RoomOutcome::NotTried;
-        }
-        match self.collector() {
-            Ok(collector) => collector.make_room(bytes).await,
-            Err(_) => RoomOutcome::NotEnough,
+        let Ok(collector) = self.collector() else { return RoomOutcome::NotEnough { reclaimable: None } };
+        if self.runs.load(Ordering::Relaxed) && self.collector.policy().is_enabled() {
+            collector.make_room(bytes).await
+        } else {
+            collector.reclaimable_room(bytes).await
         }
     }
 }
