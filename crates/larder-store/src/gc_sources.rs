@@ -3,8 +3,8 @@
 use async_trait::async_trait;
 use larder::backend::{BackendError, CallErrorKind, Image};
 use larder::gc::{
-    ClockReading, FsStatsProvider, LayerSource, LayerUsageIndex, ReclaimOutcome, ReclaimTrigger,
-    ReclaimableSpace, SpaceHolder, SpaceReclaimer, deleted_open_files,
+    ActivityFeed, ClockReading, FsStatsProvider, ImageActivity, LayerSource, LayerUsageIndex, ReclaimOutcome,
+    ReclaimTrigger, ReclaimableSpace, SpaceHolder, SpaceReclaimer, deleted_open_files,
 };
 use larder::image_service::{FilesystemError, FsStats, local_disk};
 use larder::reference::LayerId;
@@ -31,6 +31,15 @@ impl SpaceReclaimer for StoreBackend {
             Ok(ReclaimOutcome { freed, error }) => ReclaimOutcome { freed, error: error.map(backend_error) },
             Err(error) => Err(error).into(),
         }
+    }
+}
+
+/// The uses that began since the last observation: by mounts and, where containerd has its snapshots in the store, by its
+/// containers.
+#[async_trait]
+impl ActivityFeed for StoreBackend {
+    async fn take_activity(&self, _images: &[Image]) -> Result<Vec<ImageActivity>, BackendError> {
+        self.ask(Store::take_begun_uses).await
     }
 }
 

@@ -29,6 +29,7 @@ pub(crate) fn backend_and_collector(
             let backend: Arc<dyn Backend> = Arc::new(store.clone());
             let mut builder = Collector::builder(backend.clone())
                 .reclaimer(Arc::new(store.clone()))
+                .feed(Arc::new(store.clone()))
                 .disk(Arc::new(StoreFsStats(store.store().clone())))
                 .reclaim_wait(reclaim_wait(store.store().frees_at_once()))
                 .layers(layers);

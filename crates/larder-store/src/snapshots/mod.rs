@@ -34,6 +34,9 @@ use crate::store::snapshot_records::{
 };
 use crate::store::{OpenStore, SnapshotKind, SnapshotRecord, Store, StoreError};
 
+/// Label with which containerd asks for a snapshot to unpack a layer into; others are of containers.
+const UNPACKED: &str = "containerd.io/snapshot.ref";
+
 /// A snapshot to be made.
 #[derive(Debug, Clone)]
 pub struct NewSnapshot {
@@ -69,6 +72,9 @@ impl Store {
             self.0.forget_snapshot(&snapshot)?;
         } else {
             self.0.note_snapshot(&snapshot);
+            if writable && !snapshot.labels.contains_key(UNPACKED) {
+                self.0.note_use(below.into_iter().rev().filter_map(|below| below.layer).collect());
+            }
         }
         mounts
     }

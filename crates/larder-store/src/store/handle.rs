@@ -4,6 +4,7 @@ use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use super::begun_uses::BegunUses;
 use super::config::StoreConfig;
 use super::db::Db;
 use super::extraction_locks::ExtractionLocks;
@@ -42,6 +43,7 @@ pub(crate) struct OpenStore {
     /// Held while layers are mounted for overlays, or unmounted; not while one is extracted.
     pub(crate) layer_mounts: Mutex<()>,
     pub(crate) extractions: ExtractionLocks,
+    pub(super) begun_uses: BegunUses,
     /// For what is written from now on; `None` until the first write.
     pub(super) writes: Mutex<Option<Arc<SharedSync>>>,
     pub(super) _lock: StoreLock,

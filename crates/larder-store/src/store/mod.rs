@@ -13,6 +13,7 @@
 //! Methods block on the disk: async callers use `spawn_blocking`. Clones share the store.
 
 pub mod admission;
+mod begun_uses;
 mod blob_source;
 pub(crate) mod blobs;
 mod claims;

@@ -155,6 +155,7 @@ impl LockedStoreDir {
             chains: super::image_chains::ImageChains::default(),
             layer_mounts: Mutex::new(()),
             extractions: ExtractionLocks::default(),
+            begun_uses: super::begun_uses::BegunUses::default(),
             trash: Trash::new(disk.clone(), layout.trash(), &config),
             db,
             disk,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use larder_store::disk::{Disk as _, FileOpenMode};
 use larder_store::fsck::{FsckReport, RepairState, StoreDamage};
+use larder_store::mounts::MountOptions;
 use larder_store::snapshots::{NewSnapshot, SnapshotError, SnapshotMount};
 use larder_store::store::{RemoveOptions, SnapshotKind, Store};
 use larder_testkit_peers::faulty_disk::{FaultyDisk, UnsyncedData};
@@ -119,6 +120,36 @@ fn layers_below_an_active_snapshot_are_mounted_again_after_a_reboot() {
     assert!(entries(&root.join("snapshots")).is_empty() && entries(&root.join("layers")).is_empty());
     let mounted = fs_err::read_to_string("/proc/self/mountinfo").unwrap();
     assert!(!mounted.contains(&root.display().to_string()), "{mounted}");
+}
+
+#[test]
+fn an_image_that_a_container_or_a_mount_begins_to_use_is_reported_once() {
+    if !can_mount() {
+        return;
+    }
+    let temp = TempStore::new();
+    commit(&temp.store, "r.example/base:1", &["a"]);
+    commit(&temp.store, "r.example/app:1", &["a", "b"]);
+    let used = || -> Vec<String> {
+        let used = temp.store.take_begun_uses().unwrap().into_iter();
+        used.map(|activity| activity.image.to_string()).collect()
+    };
+    let id = |name: &str| temp.store.image(name).unwrap().expect("an image").id.to_string();
+    let keys = adopt_all(&temp.store, "r.example/app:1");
+    // containerd unpacks the layer of another image on those of this one.
+    let mut unpacked = new("k8s.io/8/extract", &keys[0]);
+    unpacked.labels.insert("containerd.io/snapshot.ref".into(), digest("of another").to_string());
+    temp.store.create_snapshot(unpacked, true, noon()).unwrap();
+    assert_eq!(used(), [""; 0]);
+    temp.store.create_snapshot(new("k8s.io/9/container", &keys[1]), true, noon()).unwrap();
+    temp.store.remove_snapshot("k8s.io/9/container").unwrap();
+    assert_eq!(used(), [id("r.example/app:1")]);
+    assert_eq!(used(), [""; 0]);
+    let target = temp.root().with_file_name("target");
+    fs_err::create_dir(&target).unwrap();
+    temp.store.mount("r.example/base:1", &target, MountOptions::default(), noon()).unwrap();
+    temp.store.umount(&target).unwrap();
+    assert_eq!(used(), [id("r.example/base:1")]);
 }
 
 #[test]

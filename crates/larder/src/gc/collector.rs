@@ -6,9 +6,10 @@ use std::time::SystemTime;
 
 use async_trait::async_trait;
 use tokio::sync::Mutex;
+use tokio::time::Instant;
 use tracing::Instrument as _;
 
-use super::activity::ImageActivity;
+use super::activity::{ActivityKind, ImageActivity};
 use super::dependencies::CollectorDependencies;
 use super::disk_space::DiskSpace;
 use super::error::GcError;
@@ -35,7 +36,7 @@ use crate::image_service::{FilesystemError, FsStats};
 use crate::pull::{RoomMaker, RoomOutcome};
 use crate::reference::ImageId;
 use crate::retention::source::collect;
-use crate::retention::{KeepWarning, RetentionSet, keep};
+use crate::retention::{KeepWarning, Retention, RetentionError, RetentionSet, keep};
 
 /// Collects the images of one backend. One round runs at a time, and only other rounds wait for it. Dropping a call
 /// abandons its round: a removal that has begun completes and is recorded, and no other follows.
@@ -232,7 +233,9 @@ impl Collector {
         let parts = &self.parts;
         let began = self.state.begin_observation(&*parts.clock);
         let images = parts.backend.list().await.map_err(GcError::List)?;
-        let found = collect(&parts.sources).await?;
+        // Before the leases are listed that a use has ended.
+        let activity = self.recent_activity(&images).await;
+        let found = self.look_at_uses(&images).await?;
         let layers = match &parts.layers {
             Some(source) if policy.strategy == GcStrategy::Larder => {
                 source.layers(&images).await.map_err(GcError::Layers)?
@@ -241,7 +244,6 @@ impl Collector {
         };
         let labels = self.labels_for_rules(policy, &images).await.map_err(GcError::Labels)?;
         let retained = RetentionSet::new(found, &images, policy.strategy);
-        let activity = self.recent_activity(&images).await;
         let observed = GcObservation { purpose, images: &images, retained: &retained, activity: &activity };
         let (records, now) = self.state.observe(began, &observed, &*parts.clock, policy.strategy);
         Ok(GcSnapshot {
@@ -274,13 +276,45 @@ impl Collector {
         read_labels(&*self.parts.backend, images, keys).await
     }
 
+    /// All reasons of all sources now. The uses among them end the leases that waited for them.
+    async fn look_at_uses(&self, images: &[Image]) -> Result<Vec<Retention>, RetentionError> {
+        let looked = Instant::now();
+        let found = collect(&self.parts.sources).await?;
+        if let Some(gate) = &self.parts.gate {
+            gate.note_uses(&found, images, looked);
+        }
+        Ok(found)
+    }
+
+    /// Ends the leases whose images are used now, if there may be one. `images` are those of the last list.
+    pub(super) async fn end_used_leases(&self, images: &[Image]) {
+        if self.parts.gate.as_ref().is_some_and(|gate| gate.awaits_use())
+            && let Err(error) = self.look_at_uses(images).await
+        {
+            tracing::debug!("cannot determine whether leased images are used: {error}");
+        }
+    }
+
     /// The activity since the last observation. An error does not end the round, because current uses are known.
     async fn recent_activity(&self, images: &[Image]) -> Vec<ImageActivity> {
         let Some(feed) = &self.parts.feed else { return Vec::new() };
-        feed.take_activity(images).await.unwrap_or_else(|error| {
+        let activity = feed.take_activity(images).await.unwrap_or_else(|error| {
             tracing::warn!("cannot read image activity since the last observation: {error}");
             Vec::new()
-        })
+        });
+        if let Some(gate) = &self.parts.gate {
+            let (wall, now) = (self.parts.clock.read().wall, Instant::now());
+            let mut used: HashMap<ImageId, Instant> = HashMap::new();
+            for ImageActivity { image, at, .. } in
+                activity.iter().filter(|one| one.what == ActivityKind::Used)
+            {
+                if let Some(at) = now.checked_sub(wall.since(*at)) {
+                    used.entry(image.clone()).and_modify(|latest| *latest = at.max(*latest)).or_insert(at);
+                }
+            }
+            gate.end_used(&used);
+        }
+        activity
     }
 
     pub(super) fn checked(&self, disk: FsStats) -> Result<FsStats, GcError> {

@@ -93,6 +93,8 @@ pub struct GcLoops {
     others: watch::Sender<Option<Instant>>,
 }
 
+/// How often the uses of images are looked at while one is leased for its first use.
+const LOOK: Duration = Duration::from_secs(5);
 /// Another collector is done once it has removed nothing for this long.
 const QUIET: Duration = Duration::from_secs(5);
 /// The longest time that a round waits for another collector.
@@ -135,12 +137,23 @@ impl GcLoops {
     /// is reclaimed, and usage records and the image list are updated.
     pub async fn run(&self) {
         // Rounds first: a round that the timer starts at the same moment handles the pressure.
-        tokio::join!(biased; self.rounds(), self.listing(), self.watching(), self.following());
+        tokio::join!(biased; self.rounds(), self.listing(), self.watching(), self.following(), self.looking());
     }
 
     async fn following(&self) {
         if let Some(feed) = &self.collector.parts.feed {
             feed.follow().await;
+        }
+    }
+
+    /// Looks for the first uses of leased images.
+    async fn looking(&self) {
+        let mut timer = interval(LOOK);
+        timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            timer.tick().await;
+            let images = Arc::clone(&self.images.borrow().images);
+            self.collector.end_used_leases(&images).await;
         }
     }
 

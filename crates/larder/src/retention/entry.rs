@@ -104,7 +104,7 @@ pub struct Lease {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LeasePurpose {
-    /// A container that has not started yet: the image was made present, was found present, or got a name.
+    /// A container that has not been seen yet: the image was made present, was found present, or got a name.
     Ensure,
     /// A client requested it for a time.
     Request,
@@ -164,6 +164,22 @@ impl RetentionPurpose {
             | RetentionPurpose::UnlistedContainer { .. }
             | RetentionPurpose::Sandbox { .. }
             | RetentionPurpose::Desired { .. } => RetentionClass::InUse,
+        }
+    }
+
+    /// The container, mount or pod that uses the image; `None` if nothing does.
+    pub(crate) fn user(&self) -> Option<&str> {
+        match self {
+            RetentionPurpose::Container { id, .. } | RetentionPurpose::UnlistedContainer { id, .. } => {
+                Some(id)
+            }
+            RetentionPurpose::Volume { container, .. } => Some(container),
+            RetentionPurpose::Mount { target, .. } => Some(target),
+            RetentionPurpose::Sandbox { pod } => Some(pod),
+            RetentionPurpose::Desired { .. }
+            | RetentionPurpose::Pinned
+            | RetentionPurpose::Kept(_)
+            | RetentionPurpose::Lease(_) => None,
         }
     }
 

@@ -6,6 +6,10 @@
 //! [begins](RemovalGate::try_begin_removal) only without a lease. If a removal of the image ran since the check began,
 //! the lease is refused, because the backend's answer may be older than the removal, and the ensure checks again.
 //!
+//! The lease of an ensure ends when a use of the image is seen that began after the lease: from then on the use protects
+//! it. A look at uses [tells the gate](RemovalGate::note_uses), a backend also [of uses that ended](RemovalGate::end_used)
+//! between two looks; the expiry is for images that nothing uses.
+//!
 //! The gate has all leases of images, whoever takes them. With a file it saves them for later processes: a caller that
 //! promises a durable lease [saves](RemovalGate::save_leases) before it answers.
 
@@ -21,6 +25,7 @@ use tokio::time::{Instant, timeout};
 use super::entry::{Lease, LeasePurpose, Retention, RetentionError, RetentionPurpose};
 use super::lease_file::{LeaseFile, LeaseFileError};
 use super::source::RetentionSource;
+use crate::backend::Image;
 use crate::gc::ClockReading;
 use crate::reference::ImageId;
 use crate::threads::blocking;
@@ -45,9 +50,11 @@ pub struct RemovalGate {
     saving: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// When a lease expires.
+/// When a lease began and when it expires.
 #[derive(Debug, Clone, Copy)]
 struct LeaseEnd {
+    /// A use of the image from then on is the one that the lease waits for. Of the file: when that was read.
+    from: Instant,
     at: Instant,
     /// When it expires by the file; `None` if the file does not have it.
     saved: Option<Instant>,
@@ -63,10 +70,17 @@ impl LeaseEnd {
     }
 }
 
+/// A use of an image: the image as the source reports it, and what uses it.
+type Use = (ImageId, String);
+
 #[derive(Debug, Default)]
 struct LeaseTable {
     /// By image ID and purpose.
     leases: HashMap<(ImageId, LeasePurpose), LeaseEnd>,
+    /// The uses of the last look, each with the beginning of the first look that found it.
+    uses: HashMap<Use, Instant>,
+    /// When the last look began.
+    looked: Option<Instant>,
     /// Whether the leases of the file are among them.
     is_loaded: bool,
     /// Whether the file has a lease that was ended.
@@ -93,14 +107,48 @@ impl LeaseTable {
     }
 
     /// Leases an image: for a request until this time, for an ensure at least until then.
-    fn lease(&mut self, id: ImageId, purpose: LeasePurpose, ends: Instant) {
-        let lease = self.leases.entry((id, purpose)).or_insert(LeaseEnd { at: ends, saved: None });
+    fn lease(&mut self, id: ImageId, purpose: LeasePurpose, now: Instant, ends: Instant) {
+        let lease = self.leases.entry((id, purpose)).or_insert(LeaseEnd { from: now, at: ends, saved: None });
         lease.at = if purpose == LeasePurpose::Request { ends } else { ends.max(lease.at) };
+        lease.from = now;
     }
 
-    fn end_leases(&mut self, is_ended: impl Fn(&ImageId) -> bool) {
-        self.leases.retain(|(id, _), ends| {
-            let is_ended = is_ended(id);
+    /// Takes in the result of a look that began at this time. Returns the images whose uses are new, by ID or name.
+    fn note_uses(&mut self, found: &[Retention], looked: Instant) -> HashMap<ImageId, Instant> {
+        if self.looked.is_some_and(|last| last > looked) {
+            return HashMap::new();
+        }
+        self.looked = Some(looked);
+        let mut uses = HashMap::new();
+        let mut used: HashMap<ImageId, Instant> = HashMap::new();
+        for Retention { image, purpose, .. } in found {
+            let Some(user) = purpose.user() else { continue };
+            let found = (image.clone(), user.to_owned());
+            let since = self.uses.get(&found).copied().unwrap_or(looked);
+            let latest = used.entry(image.clone()).or_insert(since);
+            *latest = since.max(*latest);
+            uses.insert(found, since);
+        }
+        self.uses = uses;
+        used
+    }
+
+    /// Whether an image is leased for its first use.
+    fn awaits_use(&self, now: Instant) -> bool {
+        self.leases.iter().any(|((_, purpose), ends)| *purpose == LeasePurpose::Ensure && ends.at > now)
+    }
+
+    /// Ends the leases of ensures that began before a use of the image.
+    fn end_used(&mut self, used: &HashMap<ImageId, Instant>) {
+        self.end_leases(|id, purpose, lease| {
+            let is_used = used.get(id).is_some_and(|used| *used > lease.from);
+            purpose == LeasePurpose::Ensure && is_used
+        });
+    }
+
+    fn end_leases(&mut self, is_ended: impl Fn(&ImageId, LeasePurpose, &LeaseEnd) -> bool) {
+        self.leases.retain(|(id, purpose), ends| {
+            let is_ended = is_ended(id, *purpose, ends);
             self.has_ended_lease |= is_ended && ends.saved.is_some();
             !is_ended
         });
@@ -110,7 +158,7 @@ impl LeaseTable {
     fn load(&mut self, saved: Vec<(ImageId, Lease)>, now: Instant) {
         for (id, Lease { purpose, left }) in saved {
             let at = now + left.min(LONGEST);
-            let lease = self.leases.entry((id, purpose)).or_insert(LeaseEnd { at, saved: None });
+            let lease = self.leases.entry((id, purpose)).or_insert(LeaseEnd { from: now, at, saved: None });
             lease.saved = Some(at);
         }
         self.is_loaded = true;
@@ -214,7 +262,7 @@ impl RemovalGate {
             {
                 let mut state = self.state();
                 if state.removing.insert(id.clone()) {
-                    state.end_leases(|leased| *leased == id);
+                    state.end_leases(|leased, _, _| *leased == id);
                     return RemovalGuard { gate: self.clone(), id };
                 }
             }
@@ -225,7 +273,36 @@ impl RemovalGate {
 
     /// Ends the leases of these images. Durable after [`save_leases`](RemovalGate::save_leases).
     pub fn end_leases(&self, images: &[ImageId]) {
-        self.state().end_leases(|id| images.contains(id));
+        self.state().end_leases(|id, _, _| images.contains(id));
+    }
+
+    /// Whether an image is leased for its first use, so that a look at uses may end a lease.
+    pub(crate) fn awaits_use(&self) -> bool {
+        self.state().awaits_use(Instant::now())
+    }
+
+    /// Ends the leases of ensures whose images are used since. `found` has the uses of all sources by a look that began at
+    /// this time, `images` the present images, for uses that are reported by name. A use that is found for the first time
+    /// counts as begun then.
+    pub(crate) fn note_uses(&self, found: &[Retention], images: &[Image], looked: Instant) {
+        let mut state = self.state();
+        let mut used = state.note_uses(found, looked);
+        if !state.awaits_use(Instant::now()) {
+            return;
+        }
+        for image in images {
+            let names = image.repo_tags.iter().chain(&image.repo_digests);
+            let latest = names.filter_map(|name| used.get(name.as_str()).copied()).max();
+            if let Some(latest) = latest {
+                used.entry(image.id.clone()).and_modify(|used| *used = latest.max(*used)).or_insert(latest);
+            }
+        }
+        state.end_used(&used);
+    }
+
+    /// Ends the leases of ensures whose images were used at these times, and the lease was there before.
+    pub(crate) fn end_used(&self, used: &HashMap<ImageId, Instant>) {
+        self.state().end_used(used);
     }
 
     /// Waits until the current leases are on disk: one write for all callers that wait. Does nothing without a file. A
@@ -331,7 +408,8 @@ impl PresenceCheck {
             let overtaken = removing || state.ended_since(self.from, &id);
             if !overtaken {
                 state.drop_expired(Instant::now());
-                state.lease(id, purpose, Instant::now() + time.min(LONGEST));
+                let now = Instant::now();
+                state.lease(id, purpose, now, now + time.min(LONGEST));
                 return true;
             }
             removing

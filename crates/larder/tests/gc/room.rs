@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use larder::backend::{BackendError, CallErrorKind};
-use larder::gc::GcPolicy;
+use larder::gc::{ActivityKind, GcPolicy, ImageActivity, UnixMillis};
 use larder::pod::Pod;
 use larder::pull::RoomOutcome::Made;
 use larder::pull::{EnsureRequest, ImageManager, PullPolicy, RoomMaker, RoomOutcome};
 use larder::retention::{LeasePurpose, RemovalGate};
 use larder_testkit::fake_backend::{FakeBackend, ScriptedPull};
 
-use crate::world::{FakeNode, id};
+use crate::world::{FakeNode, OwnPolicy as _, id};
 
 fn policy() -> GcPolicy {
     GcPolicy { minimum_age: Duration::ZERO, free_margin_percent: 0, ..GcPolicy::default() }
@@ -71,6 +71,52 @@ async fn what_is_retained_stays_and_nothing_is_removed_in_vain() {
     assert_eq!(world.removals().len(), 0);
     assert_eq!(collector.make_room(500).await, Made);
     assert_eq!(world.removals(), ["d"]);
+}
+
+async fn lease(gate: &Arc<RemovalGate>, name: &str, purpose: LeasePurpose) {
+    assert!(gate.begin_presence_check().lease(id(name), purpose, Duration::from_secs(600)).await);
+    tokio::time::advance(Duration::from_secs(1)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_ends_when_the_first_container_of_its_image_was_seen() {
+    let world = world();
+    let gate = Arc::new(RemovalGate::default());
+    let collector = world.collector().gate(Arc::clone(&gate)).policy(policy()).build();
+    let look = async |containers: &[&str]| {
+        let of = |name: &&str| (format!("container of {name}"), (*name).to_owned());
+        world.state().containers = containers.iter().map(of).collect();
+        collector.detect().await.unwrap();
+        world.advance(1000);
+        tokio::time::advance(Duration::from_secs(1)).await;
+    };
+    look(&["b"]).await;
+    for name in ["a", "b"] {
+        lease(&gate, name, LeasePurpose::Ensure).await;
+    }
+    lease(&gate, "c", LeasePurpose::Request).await;
+    lease(&gate, "d", LeasePurpose::Ensure).await;
+    let leased = || gate.active_leases().into_iter().map(|(image, _)| image).collect::<Vec<_>>();
+
+    look(&["a", "b", "c"]).await;
+    assert_eq!(leased(), [id("b"), id("c"), id("d")], "b was used before its lease");
+    let used = |at| Some(vec![ImageActivity { image: id("d"), at, what: ActivityKind::Used }]);
+    let wall = world.state().wall;
+    world.state().sightings = used(UnixMillis(wall - 3_600_000));
+    look(&[]).await;
+    assert_eq!(leased(), [id("b"), id("c"), id("d")], "d was used before its lease");
+    assert_eq!(collector.make_room(1500).await, not_enough(1000), "a round may remove a alone");
+    assert_eq!(collector.make_room(500).await, Made);
+    assert_eq!(world.removals(), ["a"]);
+
+    // A container of d ran between two looks.
+    let wall = world.state().wall;
+    world.state().sightings = used(UnixMillis(wall));
+    world.advance(1000);
+    tokio::time::advance(Duration::from_secs(1)).await;
+    assert_eq!(collector.make_room(500).await, Made);
+    assert_eq!(world.removals(), ["a", "d"]);
+    assert_eq!(leased(), [id("b"), id("c")]);
 }
 
 /// Answers so many requests with success, and counts them.

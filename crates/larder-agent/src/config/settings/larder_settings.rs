@@ -231,7 +231,7 @@ pub(super) const SECTIONS: &[Setting] = &[
         DurationCodec<0>,
         ensured_lease,
         Restart,
-        "Lease of an ensured image: GC retains it for this long although no container uses it yet; 0 is no lease."
+        "Longest lease of an ensured image: GC retains it until its first container has been seen, for this long at most; 0 is no lease."
     )
     .kubelet_has("`0s`"),
     setting!(
