@@ -27,6 +27,7 @@ mod usage;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::{Stream, stream};
 use larder::gc::{GcGoal, GcPolicy};
@@ -144,7 +145,11 @@ impl ControlApi {
 
     /// The policy and the goal of a request.
     fn policy_and_goal(&self, request: &api::CollectRequest) -> Result<(GcPolicy, GcGoal), Error> {
-        let policy = self.policy(request)?;
+        let mut policy = self.policy(request)?;
+        if request.force_leases && request.minimum_age_milliseconds.is_none() {
+            // What was leased just now is young, too.
+            policy.minimum_age = Duration::ZERO;
+        }
         let goal = limits::goal(request, &policy);
         if goal == GcGoal::FailedPulls {
             self.node().storage.require_store()?;

@@ -198,7 +198,7 @@ fn images_retained_by_all_unused_are_counted_by_reason() {
     world.larder(&["ensure", NAMES[1]]).expect(0);
     prints(&[
         "note: 1 image retained: leased",
-        "hint: larder lease rm IMAGE ends the leases on an image; larder gc --all-unused --force-leases --minimum-image-ttl-duration 0 removes all",
+        "hint: larder lease rm IMAGE ends the leases on an image; larder gc --all-unused --force-leases removes all",
     ]);
 }
 

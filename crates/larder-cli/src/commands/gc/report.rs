@@ -184,10 +184,8 @@ fn removal_hint(reason: DecisionReason, round: &[&str]) -> Option<Hint> {
     match reason {
         DecisionReason::Leased => {
             let hint = Hint::new().command(["lease", "rm", "IMAGE"]).text(" ends the leases on an image");
-            // What a pull leased is younger than the minimum age as well.
-            let force = || with(&["--force-leases", "--minimum-image-ttl-duration", "0"]);
             Some(if round == ALL_UNUSED {
-                hint.text("; ").command(force()).text(" removes all")
+                hint.text("; ").command(with(&["--force-leases"])).text(" removes all")
             } else {
                 hint
             })
@@ -375,10 +373,7 @@ mod tests {
             (
                 CollectionGoal::AllUnused,
                 true,
-                &[
-                    "gc --all-unused --force-leases --minimum-image-ttl-duration 0 removes",
-                    "gc --all-unused --min",
-                ],
+                &["gc --all-unused --force-leases removes", "gc --all-unused --min"],
             ),
         ] {
             let images = images.clone();
