@@ -33,6 +33,13 @@ const STOP: &str = "/runtime.v1.RuntimeService/StopContainer";
 impl RunningPod<'_> {
     /// Starts a container of this image, and stops it. Returns its id.
     pub fn run_and_stop(&self, name: &str, image: &str, labels: &[(&str, &str)]) -> PeerResult<String> {
+        let id = self.run(name, image, labels)?;
+        call(&self.containerd.endpoint(), STOP, Request::new(ContainerId { id: id.clone() }))?;
+        Ok(id)
+    }
+
+    /// Starts a container of this image. Returns its id.
+    pub fn run(&self, name: &str, image: &str, labels: &[(&str, &str)]) -> PeerResult<String> {
         let endpoint = self.containerd.endpoint();
         let config = ContainerConfig {
             metadata: Some(ContainerMetadata { name: name.to_owned() }),
@@ -43,7 +50,6 @@ impl RunningPod<'_> {
         let create = CreateContainer { pod, config: Some(config), sandbox: Some(sandbox("pod")) };
         let ContainerId { id } = ask(&endpoint, CREATE, Request::new(create))?;
         call(&endpoint, START, Request::new(ContainerId { id: id.clone() }))?;
-        call(&endpoint, STOP, Request::new(ContainerId { id: id.clone() }))?;
         Ok(id)
     }
 }
