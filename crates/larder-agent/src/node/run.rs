@@ -9,12 +9,15 @@ impl Node {
     pub(crate) async fn run(self: &Arc<Node>) {
         // The first collection waits until it is known what has to stay.
         let first = self.workloads.begin_first_scan();
+        let on_runtime = async {
+            self.storage.wait_for_runtime().await;
+            tokio::join!(self.collection.run(), self.workloads.run(first));
+        };
         tokio::join!(
             self.storage.run(),
-            self.collection.run(),
+            on_runtime,
             self.watch_files(),
             self.pulls.run(),
-            self.workloads.run(first),
             dead_containers::run(&self.storage, &self.settings),
         );
     }

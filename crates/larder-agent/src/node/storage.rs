@@ -8,9 +8,11 @@ use larder::gc::{Collector, CollectorBuilder};
 use larder::go_format;
 use larder::hidden::HiddenImages;
 use larder::hint::Hint;
+use larder::retry::retry_until;
 use larder_cri::CriBackend;
 use larder_registry::RegistryLoad;
 use larder_store::backend::StoreBackend;
+use tokio::time;
 
 use super::Observability;
 use super::health::{BackendHealth, HealthMonitor};
@@ -18,6 +20,11 @@ use crate::backend::publisher::{self, StorePublisher, UnknownContainers};
 use crate::backend::{BackendHandle, docker, gc_wiring};
 use crate::config::Config;
 use crate::error::Error;
+
+/// How long collection and prefetches wait for a runtime that starts after larder.
+const RUNTIME_STARTS_WITHIN: Duration = Duration::from_secs(60);
+/// First and longest time between two questions whether it answers.
+const RUNTIME_RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
 /// The image backend of a node, its publication to a containerd, and its health.
 pub(crate) struct Storage {
@@ -184,6 +191,17 @@ impl Storage {
             let left = go_format::duration(Duration::from_secs(load.held_for.as_secs()));
             format!("registry {}: rate limited; requests of some repositories wait for {left}", load.host)
         })
+    }
+
+    /// Waits until the runtime answers that runs the images; for a bounded time, since what it does not answer is an error
+    /// then.
+    pub(super) async fn wait_for_runtime(&self) {
+        let runtime: &dyn Backend = match &self.publisher {
+            Some(publisher) => publisher.cri(),
+            None => &*self.backend,
+        };
+        let answers = retry_until(RUNTIME_RETRY, async || runtime.info().await.is_ok());
+        let _ = time::timeout(RUNTIME_STARTS_WITHIN, answers).await;
     }
 
     /// Checks the health of the backend, and publishes what containerd lacks, until dropped.
