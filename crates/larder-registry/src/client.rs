@@ -113,11 +113,9 @@ impl RegistryClientInner {
         })
     }
 
-    /// Logs the warnings of a registry, each once per process.
-    pub(crate) fn note_warnings(&self, host: &str, headers: &HeaderMap) {
-        for warning in self.warnings.new_ones(host, headers) {
-            tracing::warn!(host, "the registry warns: {warning}");
-        }
+    /// The warnings of a response that its host has not sent before.
+    pub(crate) fn new_warnings(&self, host: &str, headers: &HeaderMap) -> Vec<String> {
+        self.warnings.new_ones(host, headers)
     }
 
     /// Logs an unknown key, once per process.

@@ -20,6 +20,8 @@ pub enum FetchNotice {
     Waiting(FetchWait),
     /// The fetch no longer waits.
     Resumed,
+    /// A warning that this registry has not sent before, to show to people.
+    Warning(String),
 }
 
 /// The reason of a wait.

@@ -289,7 +289,11 @@ impl RepositorySession {
             let after = self.note_limits(link, &reply.response);
             let status = reply.response.status();
             if !reply.redirected && !link.was_sent_secret() {
-                self.shared.note_warnings(&link.host.name(), reply.response.headers());
+                let host = link.host.name();
+                for warning in self.shared.new_warnings(&host, reply.response.headers()) {
+                    tracing::warn!(host, "the registry warns: {warning}");
+                    self.watcher.notify(FetchNotice::Warning(format!("{host} warns: {warning}")));
+                }
             }
             if matches!(status, StatusCode::OK | StatusCode::PARTIAL_CONTENT) {
                 return Ok((reply, permit));

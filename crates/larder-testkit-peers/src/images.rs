@@ -74,6 +74,7 @@ pub struct ImageBuilder {
     created: Option<String>,
     labels: BTreeMap<String, String>,
     steps: Vec<String>,
+    architecture: Option<&'static str>,
 }
 
 impl ImageBuilder {
@@ -115,6 +116,13 @@ impl ImageBuilder {
         self
     }
 
+    /// Sets the architecture that its config names, instead of this machine's.
+    #[must_use]
+    pub fn architecture(mut self, architecture: &'static str) -> ImageBuilder {
+        self.architecture = Some(architecture);
+        self
+    }
+
     /// Adds a label to its config.
     #[must_use]
     pub fn label(mut self, key: impl Into<String>, value: impl Into<String>) -> ImageBuilder {
@@ -136,7 +144,7 @@ impl ImageBuilder {
             config_section["Labels"] = json!(self.labels);
         }
         let mut config = json!({
-            "architecture": architecture(), "os": "linux",
+            "architecture": self.architecture.unwrap_or_else(architecture), "os": "linux",
             "created": self.created.as_deref().unwrap_or("2026-01-01T00:00:00Z"),
             "config": config_section,
             "rootfs": {"type": "layers", "diff_ids": diff_ids},

@@ -66,6 +66,8 @@ pub enum EventReason {
     ImagesPulled,
     /// A client could not remove an image.
     RemovalFailed,
+    /// A pulled image is not quite what it should be: it is built for another platform, or something of it was left out.
+    ImageWarning,
     /// New settings are in force.
     Reloaded,
     /// The new settings are invalid; the old ones remain in force.
@@ -74,7 +76,7 @@ pub enum EventReason {
 
 impl EventReason {
     /// All of them.
-    pub const ALL: [EventReason; 12] = [
+    pub const ALL: [EventReason; 13] = [
         EventReason::Pulling,
         EventReason::Pulled,
         EventReason::Failed,
@@ -87,6 +89,7 @@ impl EventReason {
         EventReason::ImageGcFailed,
         EventReason::BackendDown,
         EventReason::BackendUp,
+        EventReason::ImageWarning,
     ];
 }
 
@@ -110,6 +113,7 @@ impl fmt::Display for EventReason {
             EventReason::Untagged => "Untagged",
             EventReason::ImagesPulled => "ImagesPulled",
             EventReason::RemovalFailed => "RemovalFailed",
+            EventReason::ImageWarning => "ImageWarning",
             EventReason::Reloaded => "Reloaded",
             EventReason::ReloadFailed => "ReloadFailed",
         })

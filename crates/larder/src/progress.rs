@@ -179,38 +179,46 @@ pub(crate) type DetailProvider = Arc<dyn Fn() -> PullDetail + Send + Sync>;
 
 /// The backend's handle for reporting progress. Optional: CRI has no such field.
 #[derive(Clone)]
-pub struct ProgressReporter {
-    bytes: Arc<dyn Fn(ByteProgress) + Send + Sync>,
-    describe: Arc<dyn Fn(DetailProvider) + Send + Sync>,
+pub struct ProgressReporter(Arc<dyn ProgressListener>);
+
+/// The receiver of what a backend reports about one pull. Its methods must be quick.
+pub(crate) trait ProgressListener: Send + Sync {
+    /// Byte counts, which replace those before.
+    fn bytes(&self, _bytes: ByteProgress) {}
+
+    /// The provider of details.
+    fn describe_by(&self, _provider: DetailProvider) {}
+
+    /// A finding about an image that is pulled all the same.
+    fn warn(&self, _warning: String) {}
 }
 
 impl ProgressReporter {
-    /// A reporter that passes byte counts to `listener`, which must be quick.
-    pub(crate) fn to(listener: impl Fn(ByteProgress) + Send + Sync + 'static) -> ProgressReporter {
-        ProgressReporter::described(listener, |_| {})
-    }
-
-    /// A reporter that passes byte counts to `listener` and its detail provider to `keep`.
-    pub(crate) fn described(
-        listener: impl Fn(ByteProgress) + Send + Sync + 'static,
-        keep: impl Fn(DetailProvider) + Send + Sync + 'static,
-    ) -> ProgressReporter {
-        ProgressReporter { bytes: Arc::new(listener), describe: Arc::new(keep) }
+    /// A reporter to this listener.
+    pub(crate) fn to(listener: impl ProgressListener + 'static) -> ProgressReporter {
+        ProgressReporter(Arc::new(listener))
     }
 
     /// A reporter without watchers.
     pub fn unwatched() -> ProgressReporter {
-        ProgressReporter::to(|_| {})
+        struct Nobody;
+        impl ProgressListener for Nobody {}
+        ProgressReporter::to(Nobody)
     }
 
     /// Reports the byte counts.
     pub fn set(&self, bytes: ByteProgress) {
-        (self.bytes)(bytes);
+        self.0.bytes(bytes);
     }
 
     /// Sets the provider of details. It must be quick, and may be called after the pull.
     pub fn describe_by(&self, describe: impl Fn() -> PullDetail + Send + Sync + 'static) {
-        (self.describe)(Arc::new(describe));
+        self.0.describe_by(Arc::new(describe));
+    }
+
+    /// Reports what people should know of an image that is pulled all the same, in one sentence without a full stop.
+    pub fn warn(&self, warning: String) {
+        self.0.warn(warning);
     }
 }
 

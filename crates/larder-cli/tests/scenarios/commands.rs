@@ -2,6 +2,7 @@
 
 use larder_testkit_peers::{ImageBuilder, RegistryOptions};
 
+use crate::served::CriDaemon;
 use crate::world::RuntimeFixture;
 
 #[test]
@@ -55,4 +56,32 @@ fn the_runtime_is_named_with_its_version_and_where_it_was_reached() {
     }
     let run = world.larder(&["runtime", "-o", "json"]).expect(0);
     assert!(run.json().to_string().contains("containerd"));
+}
+
+#[test]
+fn an_image_for_another_platform_is_pulled_with_a_warning_everywhere() {
+    let Some(world) = RuntimeFixture::with_store(RegistryOptions::default()) else { return };
+    let push = |seed, name: &str| {
+        let image = ImageBuilder::small(seed, 10_000).architecture("s390x");
+        image.push(&world.registry, name).unwrap();
+        world.registry.image(name)
+    };
+    let warning = |image: &str| format!("Image \"{image}\": built for linux/s390x, not for linux/");
+    let pulled = push(1, "shop/pulled:1");
+    let run = world.larder(&["pull", &pulled]).expect(0);
+    assert!(run.stderr.contains(&warning(&pulled)), "{run:?}");
+    let ensured = push(2, "shop/ensured:1");
+    let run = world.larder(&["ensure", &ensured, "-o", "json"]).expect(0);
+    let printed: serde_json::Value = serde_json::from_str(&run.stdout).unwrap();
+    let events = printed["events"].as_array().unwrap();
+    let warns = |event: &&serde_json::Value| {
+        event["reason"] == "ImageWarning"
+            && event["message"].as_str().unwrap().starts_with(&warning(&ensured))
+    };
+    assert_eq!(events.iter().filter(warns).count(), 1, "{run:?}");
+    let daemon = CriDaemon::of(&world);
+    let asked = push(3, "shop/asked:1");
+    daemon.pull(&asked).unwrap();
+    let events = world.larder(&["events"]).expect(0).stdout;
+    assert!(events.contains(&warning(&asked)), "{events}");
 }

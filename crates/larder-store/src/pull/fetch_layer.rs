@@ -183,6 +183,9 @@ impl LayerFetch {
             LayerOrigin::Registry { session, progress, .. } => {
                 let staged = self.fetch_from_registry(session, progress).await?;
                 self.origin.note(&self.planned, LayerPhase::Unpacked);
+                if let LayerOrigin::Registry { progress, .. } = &self.origin {
+                    progress.skip_xattrs(staged.unpacked.skipped_xattrs);
+                }
                 tracing::debug!(digest = %self.planned.descriptor.digest, "fetched and unpacked a layer");
                 Ok(staged)
             }

@@ -197,6 +197,7 @@ impl StorePuller {
     ) -> Result<ImageRecord, PullError> {
         let progress = PullProgress::begin(reporter);
         let acquired = Box::pin(self.acquire(name, credential, &progress, workers)).await?;
+        self.warn_of_image(&acquired.documents, &progress);
         progress.commit();
         let running = Arc::clone(&acquired.running);
         let commit = Self::commit_of(name, acquired);
@@ -206,6 +207,18 @@ impl StorePuller {
         let committed = traced_commit(name, async { committed.await?.map_err(PullError::from) }).await?;
         drop(running);
         Ok(committed)
+    }
+
+    /// Says what containers of the image will miss.
+    fn warn_of_image(&self, documents: &ImageDocuments, progress: &PullProgress) {
+        let (built_for, platform) = (&documents.config.platform, &self.config.platform);
+        if !built_for.os.is_empty() && platform.rank(built_for).is_none() {
+            progress.warn(format!("built for {built_for}, not for {}", platform.wanted()));
+        }
+        match progress.skipped_xattrs() {
+            0 => {}
+            count => progress.warn(format!("{count} extended attributes that no kernel takes were left out")),
+        }
     }
 
     /// Resolves `name` and acquires all its layers, which are not durable yet.

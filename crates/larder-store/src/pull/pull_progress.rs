@@ -26,6 +26,7 @@ pub(super) struct PullProgress {
     /// Bytes received over the network.
     received: AtomicU64,
     window: Mutex<RateWindow>,
+    skipped_xattrs: AtomicU64,
     committing: AtomicBool,
 }
 
@@ -54,6 +55,7 @@ impl PullProgress {
             layers: OnceLock::new(),
             received: AtomicU64::new(0),
             window: rate_window(),
+            skipped_xattrs: AtomicU64::new(0),
             committing: AtomicBool::new(false),
         });
         // A weak reference: the progress owns the reporter.
@@ -64,9 +66,27 @@ impl PullProgress {
         progress
     }
 
-    /// Notes why the pull as a whole waits.
+    /// Notes why the pull as a whole waits, and what registries warn of.
     pub(super) fn notice(&self, notice: &FetchNotice) {
-        self.waits.notice(notice);
+        match notice {
+            FetchNotice::Warning(warning) => self.warn(warning.clone()),
+            _ => self.waits.notice(notice),
+        }
+    }
+
+    /// Tells people something about the image.
+    pub(super) fn warn(&self, warning: String) {
+        self.reporter.warn(warning);
+    }
+
+    /// Counts extended attributes of a layer that were left out.
+    pub(super) fn skip_xattrs(&self, count: u64) {
+        self.skipped_xattrs.fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// Extended attributes of all layers of this pull that were left out.
+    pub(super) fn skipped_xattrs(&self) -> u64 {
+        self.skipped_xattrs.load(Ordering::Relaxed)
     }
 
     /// Sets which layers are missing, and whether this pull fetches them.
@@ -123,6 +143,7 @@ impl PullProgress {
                     counter.fetch_add(*count, Ordering::Relaxed);
                 }
             }
+            FetchNotice::Warning(warning) => return self.warn(warning.clone()),
             FetchNotice::Host(_) | FetchNotice::Waiting(_) | FetchNotice::Resumed => return,
         }
         self.reporter.set(self.bytes());
@@ -229,6 +250,7 @@ impl FetchWaitState {
                 *self.lock() = Some(waiting.clone());
                 self.any.store(true, Ordering::Release);
             }
+            FetchNotice::Warning(_) => {}
             FetchNotice::Resumed | FetchNotice::Present(_) | FetchNotice::Bytes(_) | FetchNotice::Host(_) => {
                 self.end();
             }

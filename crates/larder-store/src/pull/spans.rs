@@ -117,7 +117,10 @@ impl FetchSpanFields {
                 let attempts = self.attempts.fetch_add(1, Ordering::Relaxed) + 1;
                 self.span.record("larder.layer.attempts", attempts);
             }
-            FetchNotice::Waiting(_) | FetchNotice::Bytes(_) | FetchNotice::Resumed => {}
+            FetchNotice::Waiting(_)
+            | FetchNotice::Bytes(_)
+            | FetchNotice::Resumed
+            | FetchNotice::Warning(_) => {}
         }
     }
 }

@@ -20,6 +20,8 @@ pub struct DirectPull {
     pub image_ref: ImageId,
     /// Size in bytes as the backend counts it; 0 if it does not report one.
     pub size_bytes: u64,
+    /// What people should know of the image, a sentence each.
+    pub warnings: Vec<String>,
 }
 
 impl ImageManager {
@@ -73,7 +75,8 @@ impl ImageManager {
         if let Some(metrics) = &self.metrics {
             metrics.image_pulled(size_bytes, start.elapsed());
         }
-        Ok(DirectPull { image_ref: pulled.image_ref.clone(), size_bytes })
+        let warnings = shared.result.warnings.clone();
+        Ok(DirectPull { image_ref: pulled.image_ref.clone(), size_bytes, warnings })
     }
 }
 

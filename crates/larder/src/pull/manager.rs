@@ -305,6 +305,11 @@ impl ImageManager {
             go_format::duration(go_format::truncated_to_millis(total_duration)),
         );
         self.event(request, EventType::Normal, EventReason::Pulled, &message);
+        if !shared.result.warnings.is_empty() {
+            let image = go_format::quote(request.image.as_str());
+            let message = format!("Image {image}: {}", shared.result.warnings.join("; "));
+            self.event(request, EventType::Warning, EventReason::ImageWarning, &message);
+        }
         if let Some(metrics) = &self.metrics {
             metrics.image_pulled(size_bytes, total_duration);
         }

@@ -50,6 +50,8 @@ pub(super) struct PullOutcome {
     pub(super) size_bytes: u64,
     /// Time of the runtime's pull and of the size query, without waiting.
     pub(super) duration: Duration,
+    /// What the backend found odd about the image.
+    pub(super) warnings: Vec<String>,
 }
 
 /// Why a pull failed. The text is kubelet's.
@@ -164,7 +166,12 @@ impl ImagePuller {
         if let Some(throttle) = &self.throttle
             && let Err(refused) = throttle.pass(throttled).instrument(wait("rate limit")).await
         {
-            return PullOutcome { pulled: Err(refused.into()), size_bytes: 0, duration: Duration::ZERO };
+            return PullOutcome {
+                pulled: Err(refused.into()),
+                size_bytes: 0,
+                duration: Duration::ZERO,
+                warnings: Vec::new(),
+            };
         }
         let mut duration = Duration::ZERO;
         let mut rounds_left = room::ROUNDS;
@@ -196,7 +203,7 @@ impl ImagePuller {
                 if let (Ok(_), Some(slot)) = (&pulled, &slot) {
                     slot.set_slow(false);
                 }
-                return PullOutcome { pulled, size_bytes, duration };
+                return PullOutcome { pulled, size_bytes, duration, warnings: entry.warnings() };
             }
             tracing::info!("gives its pull slot to another pull, and continues after it");
             drop(slot);

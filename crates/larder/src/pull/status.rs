@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::backend::{ByteProgress, ProgressReporter, PullDetail};
-use crate::progress::DetailProvider;
+use crate::progress::{DetailProvider, ProgressListener};
 use crate::reference::ImageName;
 
 /// The phase of a pull.
@@ -60,6 +60,9 @@ pub(super) struct PullTracker {
 /// When a pull last entered a phase or received bytes.
 type SharedInstant = Arc<Mutex<Instant>>;
 
+/// Warnings of one pull that are shown; more are left out.
+const MAX_WARNINGS: usize = 20;
+
 /// The detail provider of a pull, once set.
 type SharedDetailProvider = Arc<Mutex<Option<DetailProvider>>>;
 
@@ -100,7 +103,8 @@ impl PullTracker {
         let id = pulls.last_key_value().map_or(0, |(last, _)| last + 1);
         let (of_pull, at) = (Arc::clone(&describe), Arc::clone(&progressed));
         pulls.insert(id, TrackedPull { status: receiver, progressed: at, describe: of_pull });
-        PullTrackerEntry { tracker: self.clone(), id, status: sender, progressed, describe }
+        let warnings = Arc::default();
+        PullTrackerEntry { tracker: self.clone(), id, status: sender, progressed, describe, warnings }
     }
 
     /// The tracked pulls, oldest first.
@@ -131,6 +135,7 @@ pub(super) struct PullTrackerEntry {
     status: watch::Sender<PullStatus>,
     progressed: SharedInstant,
     describe: SharedDetailProvider,
+    warnings: Arc<Mutex<Vec<String>>>,
 }
 
 fn lock(at: &SharedInstant) -> MutexGuard<'_, Instant> {
@@ -159,18 +164,46 @@ impl PullTrackerEntry {
 
     /// A reporter that updates this entry. A later one replaces the first.
     pub(super) fn progress(&self) -> ProgressReporter {
-        let (status, describe) = (self.status.clone(), Arc::clone(&self.describe));
-        let progressed = Arc::clone(&self.progressed);
-        ProgressReporter::described(
-            move |bytes| {
-                status.send_modify(|status| {
-                    if status.bytes.replace(bytes).map(|before| before.done) != Some(bytes.done) {
-                        *lock(&progressed) = Instant::now();
-                    }
-                });
-            },
-            move |by| *describe.lock().unwrap_or_else(PoisonError::into_inner) = Some(by),
-        )
+        ProgressReporter::to(EntryUpdater {
+            status: self.status.clone(),
+            progressed: Arc::clone(&self.progressed),
+            describe: Arc::clone(&self.describe),
+            warnings: Arc::clone(&self.warnings),
+        })
+    }
+
+    /// What the backend found odd about the image so far.
+    pub(super) fn warnings(&self) -> Vec<String> {
+        self.warnings.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// Updates an entry by what a backend reports.
+struct EntryUpdater {
+    status: watch::Sender<PullStatus>,
+    progressed: SharedInstant,
+    describe: SharedDetailProvider,
+    warnings: Arc<Mutex<Vec<String>>>,
+}
+
+impl ProgressListener for EntryUpdater {
+    fn bytes(&self, bytes: ByteProgress) {
+        self.status.send_modify(|status| {
+            if status.bytes.replace(bytes).map(|before| before.done) != Some(bytes.done) {
+                *lock(&self.progressed) = Instant::now();
+            }
+        });
+    }
+
+    fn describe_by(&self, provider: DetailProvider) {
+        *self.describe.lock().unwrap_or_else(PoisonError::into_inner) = Some(provider);
+    }
+
+    fn warn(&self, warning: String) {
+        let mut warnings = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
+        if warnings.len() < MAX_WARNINGS && !warnings.contains(&warning) {
+            warnings.push(warning);
+        }
     }
 }
 

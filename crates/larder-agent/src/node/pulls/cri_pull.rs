@@ -58,6 +58,12 @@ impl CriPull<'_> {
             }
         };
         self.record(event_type, reason, message);
+        if let Ok(DirectPull { warnings, .. }) = pulled
+            && !warnings.is_empty()
+        {
+            let message = format!("Image {image}: {}", warnings.join("; "));
+            self.record(EventType::Warning, EventReason::ImageWarning, message);
+        }
     }
 
     fn took(&self) -> String {
