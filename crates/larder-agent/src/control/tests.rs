@@ -64,7 +64,7 @@ impl TestDaemon {
         let router = Router::new(&node, plain, service(control.clone()));
         serving.spawn(async move {
             match process {
-                ServingProcess::Daemon(_) => shared.serve(listener, router, stopped).await,
+                ServingProcess::Daemon(_) => shared.serve(listener, None::<()>, router, stopped).await,
                 ServingProcess::Command => shared.serve_joined(listener, router, stopped, || ()).await,
             }
         });

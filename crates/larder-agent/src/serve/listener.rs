@@ -1,7 +1,8 @@
 //! Accepts connections on a socket, serves their requests, and lets them end when the process stops.
 //!
-//! Promises: what all requests take in memory is [bounded](super::request_memory); after the stop only reads begin,
-//! other requests are answered so, and calls under way end.
+//! Promises: what all requests take in memory is [bounded](super::request_memory); after the stop, reads and calls about
+//! snapshots are answered to the end, also those of new clients, other requests are refused, and calls under way end.
+//! Every client that was accepted is answered.
 
 use std::convert::Infallible;
 use std::pin::pin;
@@ -21,12 +22,15 @@ use tokio::time;
 use super::connections::{CallEntry, ConnectionEntry, Connections, stop_requested};
 use super::observed_body::{BodyObserver, observed};
 use super::request_memory::{LimitedBody, MemoryReservation};
-use super::router::{Router, is_read, request_kind};
-use super::shutdown::{self, ReadRouter};
+use super::router::{Router, is_served_to_the_end, request_kind};
+use super::shutdown;
 use crate::node::peer::Peer;
 
-/// How long one that was asked to go has to say goodbye, if nothing is under way on it.
-const GOODBYE: Duration = Duration::from_millis(200);
+/// How long one that was asked to go has to say goodbye, if nothing is under way on it; and how long one that came after
+/// the stop has for its first call.
+const GOODBYE: Duration = Duration::from_millis(100);
+/// How long to wait for another client in the queue of a socket that has no path any more.
+const QUEUED: Duration = Duration::from_millis(20);
 /// How long a command that joined another one may take from one call to the next once that one has done its own work.
 const JOINED_IDLE: Duration = Duration::from_secs(1);
 /// How many calls one connection may have under way.
@@ -50,17 +54,35 @@ struct AcceptLoop {
 }
 
 impl Connections {
-    /// Serves until `stop` is set, and then until the last connection has ended. Dropping it closes the rest.
-    pub(crate) async fn serve(&self, listener: UnixListener, router: Router, stop: watch::Receiver<bool>) {
-        let reads = self.reads(&router);
+    /// Serves until `stop` is set, and then until those connections have ended that were open. New clients then wait for
+    /// the next process in the queue of a socket that was passed; one that this process made is removed with `own`. Dropping
+    /// this closes the rest.
+    pub(crate) async fn serve<T>(
+        &self,
+        listener: UnixListener,
+        own: Option<T>,
+        router: Router,
+        stop: watch::Receiver<bool>,
+    ) {
         let mut accepting = AcceptLoop { running: JoinSet::new(), next: None, router, stop: stop.clone() };
-        let mut stopped = stop;
-        self.accept_until(&listener, &mut accepting, stop_requested(&mut stopped)).await;
-        let AcceptLoop { mut running, next, .. } = accepting;
-        tokio::select! {
-            () = async { while running.join_next().await.is_some() {} } => {}
-            () = shutdown::serve_reads(&listener, next, &reads) => {}
+        self.accept_until(&listener, &mut accepting, self.until_drained(stop)).await;
+        if let Some(own) = own {
+            drop(own);
+            let queued_ended = async { time::sleep(QUEUED).await };
+            self.accept_until(&listener, &mut accepting, queued_ended).await;
         }
+        let AcceptLoop { mut running, next, router, stop } = accepting;
+        if let Some(stream) = next {
+            self.one(stream, self.enter(), router, stop).await;
+        }
+        while running.join_next().await.is_some() {}
+    }
+
+    /// Waits for the stop, and then until the connections have ended that are open at that time.
+    async fn until_drained(&self, mut stop: watch::Receiver<bool>) {
+        stop_requested(&mut stop).await;
+        let open = self.table().ids();
+        self.until_closed(&open).await;
     }
 
     /// Serves until `stop` is set, and then until those connections have ended that were open; `close` is called, and
@@ -70,19 +92,14 @@ impl Connections {
         &self,
         listener: UnixListener,
         router: Router,
-        mut stop: watch::Receiver<bool>,
+        stop: watch::Receiver<bool>,
         close: impl FnOnce(),
     ) {
         let (_never, unstopped) = watch::channel(false);
         let mut accepting = AcceptLoop { running: JoinSet::new(), next: None, router, stop: unstopped };
         let mut stopped = stop.clone();
-        let released = async {
-            stop_requested(&mut stop).await;
-            let open = self.table().ids();
-            self.until_closed(&open).await;
-        };
         let serving = async {
-            self.accept_until(&listener, &mut accepting, released).await;
+            self.accept_until(&listener, &mut accepting, self.until_drained(stop)).await;
             close();
             drop(listener);
             while accepting.running.join_next().await.is_some() {}
@@ -127,11 +144,6 @@ impl Connections {
         }
     }
 
-    /// Returns the router of calls that are answered while the process stops.
-    fn reads(&self, router: &Router) -> ReadRouter {
-        ReadRouter { router: router.clone(), memory: self.0.memory.clone() }
-    }
-
     async fn one(
         &self,
         stream: UnixStream,
@@ -144,12 +156,14 @@ impl Connections {
         tokio::select! {
             biased;
             () = wait_readable(&stream) => {}
-            () = stop_requested(&mut stop) => return drop(time::timeout(GOODBYE, self.reads(&router).serve(stream)).await),
+            () = async { stop_requested(&mut stop).await; time::sleep(GOODBYE).await } => return,
             () = entry.leave.notified() => return,
         }
+        // Its first call may follow at once.
+        let first_call = if *stop.borrow() { GOODBYE } else { Duration::ZERO };
         let stopping = stop.clone();
         let service = service_fn(|request: hyper::Request<Incoming>| {
-            let answer = if *stopping.borrow() && !is_read(&request) {
+            let answer = if *stopping.borrow() && !is_served_to_the_end(&request) {
                 Err(shutdown::refusal(&request))
             } else {
                 let path = request.uri().path();
@@ -171,7 +185,12 @@ impl Connections {
         let served = tokio::select! {
             biased;
             served = connection.as_mut() => served,
-            () = async { tokio::select! { () = stop_requested(&mut stop) => {}, () = entry.leave.notified() => {} } } => {
+            () = async {
+                tokio::select! {
+                    () = async { stop_requested(&mut stop).await; time::sleep(first_call).await } => {}
+                    () = entry.leave.notified() => {}
+                }
+            } => {
                 connection.as_mut().graceful_shutdown();
                 loop {
                     match time::timeout(GOODBYE, connection.as_mut()).await {

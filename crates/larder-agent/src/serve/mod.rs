@@ -42,7 +42,6 @@ use crate::control::{self, ControlApi, DaemonAddresses, ServingProcess};
 use crate::dashboard::Dashboard;
 use crate::error::{Error, NodeOpenError};
 use crate::log;
-use crate::node::pulls::Pulls;
 use crate::node::{Node, NodeOptions, StateDirAccess};
 use crate::traces;
 use connections::Connections;
@@ -149,13 +148,13 @@ impl Daemon {
         self.node.settings.now()
     }
 
-    /// Runs until SIGTERM or SIGINT, and then until calls under way have ended or their grace period is over.
+    /// Runs until SIGTERM or SIGINT, and then until calls under way have ended or their grace period is over. Pulls end at
+    /// once: the next process continues them.
     pub async fn run(self) -> Result<(), Error> {
         let dashboard = self.dashboard();
         let Daemon { node, socket, metrics, note, mut signals } = self;
         let cannot = |error: io::Error| Error::failed(format!("cannot use the bound sockets: {error}"));
-        // The file is removed with the daemon. The listener is closed when the daemon stops, so that no client waits in vain.
-        let BoundSocket { listener, path, own: _own } = socket;
+        let BoundSocket { listener, path, own } = socket;
         let listener = UnixListener::from_std(listener).map_err(cannot)?;
         let metrics = metrics.map(TcpListener::from_std).transpose().map_err(cannot)?;
         let (stop, stopped) = watch::channel(false);
@@ -166,7 +165,7 @@ impl Daemon {
         #[cfg(feature = "dashboard")]
         let plain = plain.with_dashboard(Dashboard::of(&node.settings.now(), &control));
         let router = Router::new(&node, plain.clone(), control::service(control));
-        let mut serving = pin!(connections.serve(listener, router, stopped));
+        let mut serving = pin!(connections.serve(listener, own, router, stopped));
         systemd::ready();
         tokio::select! {
             () = serving.as_mut() => {}
@@ -178,11 +177,17 @@ impl Daemon {
         }
         let grace = node.settings.now().drain_grace_period;
         systemd::stopping(grace);
-        tracing::info!("stopping: in-flight calls may continue for {}", larder::go_format::duration(grace));
+        tracing::info!(
+            "stopping: pulls end now, other in-flight calls may continue for {}",
+            larder::go_format::duration(grace)
+        );
         let began = Instant::now();
+        // While the state is this daemon's: the next one waits for it, and leaves a note of its own.
+        drop(note);
         stop.send_replace(true);
+        node.pulls.manager().stop();
         tokio::select! {
-            () = drain(serving, &connections, &node.pulls, grace) => {}
+            () = drain(serving, &connections, grace) => {}
             () = asked_to_stop(&mut signals.terminate, &mut signals.interrupt) => {
                 tracing::warn!("second signal: canceling in-flight calls");
             }
@@ -193,8 +198,6 @@ impl Daemon {
         let took = Duration::from_secs(began.elapsed().as_secs());
         tracing::info!("stopped after {}", larder::go_format::duration(took));
         traces::flush(FLUSH_WITHIN).await;
-        // While the state is this daemon's: the next one leaves a note of its own.
-        drop(note);
         Ok(())
     }
 }
@@ -282,13 +285,8 @@ async fn reload_when_asked(node: &Arc<Node>, hangup: &mut Signal) {
     }
 }
 
-/// Lets what is under way end, within the time for it; then reports calls and pulls that did not.
-async fn drain(
-    serving: Pin<&mut impl Future<Output = ()>>,
-    connections: &Connections,
-    pulls: &Pulls,
-    grace: Duration,
-) {
+/// Lets what is under way end, within the time for it; then reports calls that did not.
+async fn drain(serving: Pin<&mut impl Future<Output = ()>>, connections: &Connections, grace: Duration) {
     if time::timeout(grace, serving).await.is_ok() {
         return;
     }
@@ -300,10 +298,6 @@ async fn drain(
     for call in connections.calls() {
         let age = larder::go_format::duration(Duration::from_secs(now.duration_since(call.since).as_secs()));
         tracing::warn!("canceled call after {age}: {}", call.path);
-    }
-    for pull in pulls.manager().pulls() {
-        let age = larder::go_format::duration(Duration::from_secs(now.duration_since(pull.since).as_secs()));
-        tracing::warn!("canceled pull after {age}: {}", pull.image);
     }
 }
 

@@ -152,8 +152,9 @@ impl BodyObserver for ServerSpan {
     }
 }
 
-/// Whether the call of this request changes nothing, so that it is served while the process stops.
-pub(super) fn is_read<B>(request: &Request<B>) -> bool {
+/// Whether the call of this request is served while the process stops: it changes nothing, or a container of a present image
+/// needs it to start or end.
+pub(super) fn is_served_to_the_end<B>(request: &Request<B>) -> bool {
     const READS: [&str; 4] = ["ListImages", "StreamImages", "ImageStatus", "ImageFsInfo"];
     if !is_grpc(request) {
         return request.uri().path() == "/metrics";
@@ -161,7 +162,7 @@ pub(super) fn is_read<B>(request: &Request<B>) -> bool {
     let mut parts = request.uri().path().split('/').skip(1);
     match (parts.next(), parts.next()) {
         (Some(image_service_server::SERVICE_NAME), Some(method)) => READS.contains(&method),
-        (Some(runtime_service_server::SERVICE_NAME), Some(_)) => true,
+        (Some(runtime_service_server::SERVICE_NAME | SNAPSHOTS), Some(_)) => true,
         _ => false,
     }
 }

@@ -4,6 +4,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::backoff::Backoff;
@@ -143,6 +144,7 @@ impl ImageManagerBuilder {
             pull_tracker: PullTracker::default(),
             leases: self.leases,
             prefetch_credentials: self.prefetch_credentials,
+            stopping: watch::Sender::new(false),
         }
     }
 }

@@ -20,7 +20,7 @@ use super::intent::PullIntentGuard;
 use super::lease::EnsureLeases;
 use super::metrics::{EnsureLabels, PullFailureReason, PullMetrics, TriState};
 use super::policy::PullPolicy;
-use super::puller::{CredentialOwner, ImagePuller, PullJob, PullerError};
+use super::puller::{CredentialOwner, ImagePuller, PullJob, PullOutcome, PullerError};
 use super::shared_pull::{JoinedPull, SharedPullResult, SharedPulls};
 use super::spans::{ensure_span, note_ensured, note_pulled, pull_span};
 use super::status::{PullStatus, PullTracker};
@@ -53,6 +53,8 @@ pub struct ImageManager {
     pub(super) pull_tracker: PullTracker,
     pub(super) leases: EnsureLeases,
     pub(super) prefetch_credentials: PrefetchCredentials,
+    /// Set when the process stops.
+    pub(super) stopping: watch::Sender<bool>,
 }
 
 impl ImageManager {
@@ -93,6 +95,11 @@ impl ImageManager {
         self.retry_on_new_credentials
             .store(config.new_credentials == NewCredentialsPolicy::PullAtOnce, Ordering::Relaxed);
         self.lock_backoff().set_limits(config.backoff_initial, config.backoff_max);
+    }
+
+    /// Ends all pulls, now and from now on: the process stops. What they have fetched is kept.
+    pub fn stop(&self) {
+        self.stopping.send_replace(true);
     }
 
     /// The pulls in flight, oldest first.
@@ -342,8 +349,13 @@ impl ImageManager {
         let (leases, metrics) = (self.leases.clone(), self.metrics.clone());
         let entry = self.pull_tracker.track(&job.spec.image, Instant::now());
         let span = pull_span(&job);
+        let mut stopping = self.stopping.subscribe();
         let pull = async move {
-            let result = leases.pull_and_lease(&puller, &job, &entry).await;
+            let result = tokio::select! {
+                biased;
+                Ok(_) = stopping.wait_for(|stopping| *stopping) => PullOutcome::stopped(),
+                result = leases.pull_and_lease(&puller, &job, &entry) => result,
+            };
             note_pulled(&Span::current(), &result);
             if let Some(metrics) = &metrics {
                 match &result.pulled {

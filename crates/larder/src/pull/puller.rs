@@ -54,6 +54,19 @@ pub(super) struct PullOutcome {
     pub(super) warnings: Vec<String>,
 }
 
+impl PullOutcome {
+    /// Of a pull that ends because the process stops.
+    pub(super) fn stopped() -> PullOutcome {
+        let message = "larder is shutting down: the next pull of the image continues this one";
+        let error = BackendError::call(CallErrorKind::Unavailable, message);
+        PullOutcome::not_begun(PullAttemptsError::from_iter([error]).into())
+    }
+
+    fn not_begun(error: PullerError) -> PullOutcome {
+        PullOutcome { pulled: Err(error), size_bytes: 0, duration: Duration::ZERO, warnings: Vec::new() }
+    }
+}
+
 /// Why a pull failed. The text is kubelet's.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum PullerError {
@@ -166,12 +179,7 @@ impl ImagePuller {
         if let Some(throttle) = &self.throttle
             && let Err(refused) = throttle.pass(throttled).instrument(wait("rate limit")).await
         {
-            return PullOutcome {
-                pulled: Err(refused.into()),
-                size_bytes: 0,
-                duration: Duration::ZERO,
-                warnings: Vec::new(),
-            };
+            return PullOutcome::not_begun(refused.into());
         }
         let mut duration = Duration::ZERO;
         let mut rounds_left = room::ROUNDS;

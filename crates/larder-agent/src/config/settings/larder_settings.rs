@@ -339,7 +339,7 @@ pub(super) const REST: &[Setting] = &[
         DurationCodec<0>,
         drain_grace_period,
         Live,
-        "How long in-flight calls may continue after a request to stop."
+        "How long in-flight calls may continue after a request to stop. Pulls end at once: the next process continues them."
     ),
     setting!(
         "events.ringSize",

@@ -84,7 +84,7 @@ fn the_last_client_that_dies_takes_its_pull_along() {
 }
 
 #[test]
-fn a_stopping_daemon_finishes_an_ensure() {
+fn a_stopping_daemon_ends_an_ensure_and_a_watch() {
     let Some(mut machine) = MachineWithDaemon::serving() else { return };
     let gate = machine.gate();
     machine.push(1, "shop/web:1");
@@ -98,10 +98,12 @@ fn a_stopping_daemon_finishes_an_ensure() {
     daemon.terminate();
     let ended = events.finish();
     assert_eq!(ended.code, 3, "who watches does not keep it from stopping: {ended:?}");
-    gate.open();
-    client.finish().expect(0);
+    let ended = client.finish();
+    assert!(ended.code == 3 && ended.stdout.contains("larder is shutting down: the next pull"), "{ended:?}");
     daemon.finish().expect(0);
-    assert_eq!(machine.larder(&["images", "-q"]).expect(0).stdout.lines().count(), 1);
+    assert_eq!(machine.larder(&["images", "-q"]).expect(0).stdout, "");
+    gate.open();
+    machine.larder(&["ensure", &web]).expect(0);
 }
 
 #[test]

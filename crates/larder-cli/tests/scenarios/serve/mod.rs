@@ -3,6 +3,7 @@
 
 mod backend;
 mod reload;
+mod restart;
 mod soak;
 mod state;
 mod systemd;

@@ -33,7 +33,7 @@ impl LarderProcess {
         LarderProcess::reading(command, Stdio::null())
     }
 
-    pub(super) fn reading(mut command: Command, input: Stdio) -> LarderProcess {
+    pub(crate) fn reading(mut command: Command, input: Stdio) -> LarderProcess {
         let output = tempfile::tempdir().unwrap();
         let sink = |name: &str| -> Stdio {
             File::options().create(true).append(true).open(output.path().join(name)).unwrap().into()
