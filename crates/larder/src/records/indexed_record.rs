@@ -131,7 +131,8 @@ impl CredentialIndex {
         for (at, hash) in secrets {
             let recorded = self.secrets.get(at);
             let is_same_secret = may_learn && !at.uid.is_empty() && recorded.is_some();
-            let has_same_content = !hash.is_empty() && self.hashes.contains(hash);
+            let has_same_content = !hash.is_empty()
+                && (recorded.is_some_and(|recorded| recorded == hash) || self.hashes.contains(hash));
             if !has_same_content && !is_same_secret {
                 continue;
             }
