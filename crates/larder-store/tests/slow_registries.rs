@@ -138,6 +138,22 @@ async fn a_pull_fetches_a_layer_itself_whose_fetch_by_another_pull_is_too_slow()
 }
 
 #[tokio::test]
+async fn a_layer_that_one_repository_of_a_registry_sends_slowly_comes_from_another() {
+    let (node, registry) = (Node::new(), Arc::new(FaultRegistry::start()));
+    let base = layer("base", 1);
+    let image = registry.put_image("slow", "1", PLAIN, std::slice::from_ref(&base), &[]);
+    let trickle = ResponseFault::Trickle(80, Duration::from_millis(100));
+    registry.fault(FaultTrigger::path(format!("slow/blobs/{}", image.layers[0])), trickle);
+    let pulling = node.pull(&registry, "slow:1");
+    requested(&registry, &image.layers[0], 1).await;
+
+    registry.put_image("app", "1", PLAIN, &[base, layer("b", 12)], &[]);
+    node.pull_soon(&registry, "app:1").await;
+    assert!(!pulling.is_finished());
+    pulling.abort();
+}
+
+#[tokio::test]
 async fn a_fetched_layer_above_a_slow_one_does_not_keep_others_waiting() {
     let (node, slow, fast) = (Node::new(), Arc::new(FaultRegistry::start()), FaultRegistry::start());
     let base = TarBuilder::new().with(TarBuilderEntry::file("usr/bin/base", vec![1; 1 << 20])).finish();
