@@ -6,7 +6,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use larder::gc::{ClockReading, SavedClockReading};
+use larder::gc::ClockReading;
 use larder::reference::{Digest, ImageName};
 use serde::{Deserialize, Serialize};
 
@@ -190,7 +190,7 @@ pub struct LeaseRecord {
     /// Content of the lease.
     pub leased: LeaseResources,
     /// All clocks when it was granted.
-    pub granted_at: SavedClockReading,
+    pub granted_at: ClockReading,
     /// For how long it was granted.
     pub seconds: u64,
 }
@@ -203,7 +203,7 @@ impl LeaseRecord {
         time: Duration,
         now: &ClockReading,
     ) -> LeaseRecord {
-        let granted_at = SavedClockReading::from_reading(now);
+        let granted_at = now.clone();
         LeaseRecord { id: id.into(), leased, granted_at, seconds: time.as_secs() }
     }
 

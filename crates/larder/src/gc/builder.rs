@@ -37,7 +37,7 @@ impl CollectorBuilder {
             feed: None,
             reclaim: None,
             store: Arc::new(VolatileUsageRecords::default()),
-            clock: Arc::new(SystemClock::new()),
+            clock: Arc::new(SystemClock),
             events: Arc::new(LogSink),
             node: ObjectRef::node(""),
             hooks: Vec::new(),

@@ -68,6 +68,6 @@ pub use report::{DryRun, GcReport, GcRoundResult};
 pub use sweep::{RemovedImage, SweepReport};
 pub use unix_millis::UnixMillis;
 pub use usage_records::{
-    Clock, ClockReading, ImageUsageRecord, ImageUsageRecords, LoadedUsageRecords, SavedClockReading,
-    SystemClock, UsageRecordFileStore, UsageRecordSaveError, UsageRecordStore, VolatileUsageRecords,
+    Clock, ClockReading, ImageUsageRecord, ImageUsageRecords, LoadedUsageRecords, SystemClock,
+    UsageRecordFileStore, UsageRecordSaveError, UsageRecordStore, VolatileUsageRecords,
 };

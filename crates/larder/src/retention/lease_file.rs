@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::entry::{Lease, LeasePurpose};
 use crate::files;
-use crate::gc::{ClockReading, SavedClockReading};
+use crate::gc::ClockReading;
 use crate::reference::ImageId;
 
 const VERSION: u32 = 1;
@@ -40,7 +40,7 @@ pub struct LeaseFileError {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct LeaseDocument {
     version: u32,
-    written_at: SavedClockReading,
+    written_at: ClockReading,
     leases: Vec<LeaseRecord>,
 }
 
@@ -97,7 +97,7 @@ impl LeaseFile {
         };
         let document = LeaseDocument {
             version: VERSION,
-            written_at: SavedClockReading::from_reading(now),
+            written_at: now.clone(),
             leases: leases.into_iter().map(record).collect(),
         };
         let written = serde_json::to_vec(&document).map_err(io::Error::from);

@@ -18,8 +18,8 @@ const TOLERANCE_MS: i64 = 2_000;
 /// The longest time that a machine is assumed to have been off.
 const LONGEST_OFF_MS: i64 = 24 * 3600 * 1000;
 
-/// All clocks at one moment.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// All clocks at one moment. Stored on disk as the clocks at the last observation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClockReading {
     /// The wall clock.
     pub wall: UnixMillis,
@@ -37,29 +37,7 @@ impl ClockReading {
 
     /// The clocks of the system, now.
     pub fn now() -> ClockReading {
-        SystemClock::new().read()
-    }
-}
-
-impl From<SystemTime> for ClockReading {
-    /// Returns [`ClockReading::wall`] of the time.
-    fn from(now: SystemTime) -> ClockReading {
-        ClockReading::wall(now.into())
-    }
-}
-
-/// The clocks at the last observation, as stored on disk.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SavedClockReading {
-    wall: UnixMillis,
-    since_boot: Option<i64>,
-    boot: String,
-}
-
-impl SavedClockReading {
-    /// The clocks as they are now.
-    pub fn from_reading(now: &ClockReading) -> SavedClockReading {
-        SavedClockReading { wall: now.wall, since_boot: now.since_boot, boot: now.boot.clone() }
+        SystemClock.read()
     }
 
     /// The time since then, without steps of the wall clock.
@@ -88,6 +66,13 @@ impl SavedClockReading {
     }
 }
 
+impl From<SystemTime> for ClockReading {
+    /// Returns [`ClockReading::wall`] of the time.
+    fn from(now: SystemTime) -> ClockReading {
+        ClockReading::wall(now.into())
+    }
+}
+
 /// Reads the time.
 pub trait Clock: Send + Sync {
     /// All clocks, now.
@@ -97,13 +82,6 @@ pub trait Clock: Send + Sync {
 /// The clocks of the system.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SystemClock;
-
-impl SystemClock {
-    /// The system's own.
-    pub fn new() -> SystemClock {
-        SystemClock
-    }
-}
 
 /// The boot ID, read once; empty if unavailable.
 fn boot_id() -> &'static str {

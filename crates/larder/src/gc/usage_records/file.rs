@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-use super::{ImageUsageRecord, ImageUsageRecords, SavedClockReading};
+use super::{ClockReading, ImageUsageRecord, ImageUsageRecords};
 use crate::files::{decode_document, replace};
 use crate::gc::unix_millis::UnixMillis;
 
@@ -22,7 +22,7 @@ const LARGEST: u64 = 256 << 20;
 #[derive(Serialize, Deserialize)]
 struct UsageRecordFile {
     version: u32,
-    clock: Option<SavedClockReading>,
+    clock: Option<ClockReading>,
     watched: Option<UnixMillis>,
     images: Vec<ImageUsageRecord>,
 }

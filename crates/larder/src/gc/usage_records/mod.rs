@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
-pub use clock::{Clock, ClockReading, SavedClockReading, SystemClock};
+pub use clock::{Clock, ClockReading, SystemClock};
 pub use file::{
     LoadedUsageRecords, UsageRecordFileStore, UsageRecordSaveError, UsageRecordStore, VolatileUsageRecords,
 };
@@ -45,7 +45,7 @@ type ImageUsageKey = (ImageId, String);
 pub struct ImageUsageRecords {
     by_key: BTreeMap<ImageUsageKey, ImageUsageRecord>,
     /// The clocks at the last observation.
-    anchor: Option<SavedClockReading>,
+    anchor: Option<ClockReading>,
     /// When the first observation was.
     watched: Option<UnixMillis>,
 }
@@ -146,7 +146,7 @@ impl ImageUsageRecords {
     /// Moves all times by the step of the wall clock since the last observation, and caps future times at now.
     fn follow(&mut self, now: &ClockReading) {
         let step = self.anchor.as_ref().map_or(0, |anchor| anchor.step(now));
-        self.anchor = Some(SavedClockReading::from_reading(now));
+        self.anchor = Some(now.clone());
         let cut = |stamp: UnixMillis| stamp.moved(step).min(now.wall);
         self.watched = self.watched.map(cut);
         for record in self.by_key.values_mut() {
