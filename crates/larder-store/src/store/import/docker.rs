@@ -2,18 +2,18 @@
 //! have it, so one is generated, always the same for the same image.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::io::Read;
 
 use larder::reference::{Digest, DigestHasher, Reference};
-use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
-use serde_json::json;
+use serde::Deserialize;
+use serde_json::{Value, json};
 
 use super::archive::normalize_entry_name;
-use super::entries::{FileCompression, ImportEntries, detect_compression, digest_of_blob};
+use super::entries::{ImportEntries, compression_of, digest_of_blob};
 use super::error::{ImportError, read};
 use super::found_images::{FoundImages, PlatformSearch};
 use super::image::ImportImage;
+use crate::unpack::DetectedCompression;
 use larder_registry::manifest::{ImageConfig, ManifestOrIndex, PlatformMatcher};
 
 const MANIFEST: &str = "manifest.json";
@@ -25,58 +25,30 @@ const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const OCI_CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const OCI_LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 
-/// One image of `manifest.json`.
-#[derive(Default)]
+/// One image of `manifest.json`, with the keys in lower case.
+#[derive(Deserialize)]
 struct DockerArchiveImage {
     config: String,
+    #[serde(rename = "repotags")]
     repo_tags: Option<Vec<String>>,
     layers: Option<Vec<String>>,
 }
 
-/// As Go programs read it: keys in any case, and `null` where nothing is.
-impl<'de> Deserialize<'de> for DockerArchiveImage {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        from.deserialize_map(DockerArchiveVisitor)
-    }
-}
-
-struct DockerArchiveVisitor;
-
-impl<'de> Visitor<'de> for DockerArchiveVisitor {
-    type Value = DockerArchiveImage;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an image with Config, RepoTags and Layers")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<DockerArchiveImage, A::Error> {
-        let mut image = DockerArchiveImage::default();
-        while let Some(key) = fields.next_key::<String>()? {
-            match key.to_ascii_lowercase().as_str() {
-                "config" => image.config = fields.next_value::<Option<String>>()?.unwrap_or_default(),
-                "repotags" => image.repo_tags = fields.next_value()?,
-                "layers" => image.layers = fields.next_value()?,
-                _ => {
-                    fields.next_value::<IgnoredAny>()?;
-                }
-            }
-        }
-        if image.config.is_empty() {
-            return Err(A::Error::missing_field("Config"));
-        }
-        Ok(image)
-    }
-}
-
+/// The images of `manifest.json`. As Go programs read it: keys in any case, and `null` where nothing is.
 fn saved(entries: &ImportEntries) -> Result<Vec<DockerArchiveImage>, ImportError> {
     let raw = entries.document(MANIFEST)?;
     let document = |cause| ImportError::Document { name: MANIFEST.to_owned(), cause };
-    let saved: Option<Vec<DockerArchiveImage>> = serde_json::from_slice(&raw).map_err(document)?;
+    let saved: Option<Vec<HashMap<String, Value>>> = serde_json::from_slice(&raw).map_err(document)?;
     let saved = saved.unwrap_or_default();
     if saved.len() > MAX_IMAGES {
         return Err(ImportError::TooManyEntries);
     }
-    Ok(saved)
+    let image = |fields: HashMap<String, Value>| {
+        let fields: serde_json::Map<_, _> =
+            fields.into_iter().map(|(key, value)| (key.to_ascii_lowercase(), value)).collect();
+        serde_json::from_value(fields.into()).map_err(document)
+    };
+    saved.into_iter().map(image).collect()
 }
 
 /// Names by the digest of the config, where there is such a list.
@@ -172,29 +144,32 @@ fn config_digest(name: &str, config: &[u8]) -> Result<Digest, ImportError> {
 }
 
 /// The descriptor of a layer, whose digest must be found out unless its name or the config says it.
-fn layer(entries: &ImportEntries, name: &str, diff_id: &Digest) -> Result<serde_json::Value, ImportError> {
+fn layer(entries: &ImportEntries, name: &str, diff_id: &Digest) -> Result<Value, ImportError> {
     let name = entries.resolve(name)?;
     let size = entries.size(name)?;
     let named = digest_of_blob(name);
-    let (packed, digest) = if entries.is_known(name)? {
+    let (compression, digest) = if entries.is_known(name)? {
         // The store has it, and its name is its digest.
-        let digest = named.unwrap_or_else(|| diff_id.clone());
-        ((digest != *diff_id).then_some(FileCompression::Gzip), digest)
+        match named {
+            Some(digest) if digest != *diff_id => (DetectedCompression::Gzip, digest),
+            _ => (DetectedCompression::None, diff_id.clone()),
+        }
     } else {
         let mut magic = Vec::new();
-        entries.open(name)?.take(4).read_to_end(&mut magic).map_err(read(name))?;
-        let digest = match (detect_compression(&magic), named) {
-            (None, _) => diff_id.clone(),
-            (Some(_), Some(digest)) => digest,
-            (Some(_), None) => digest_of(entries, name)?,
+        entries.open(name)?.take(6).read_to_end(&mut magic).map_err(read(name))?;
+        let compression = compression_of(&magic);
+        let digest = match (compression, named) {
+            (DetectedCompression::None, _) => diff_id.clone(),
+            (_, Some(digest)) => digest,
+            (_, None) => digest_of(entries, name)?,
         };
         entries.note_layer(digest.clone(), name.to_owned());
-        (detect_compression(&magic), digest)
+        (compression, digest)
     };
-    let suffix = match packed {
-        None => "",
-        Some(FileCompression::Gzip) => "+gzip",
-        Some(FileCompression::Zstd) => "+zstd",
+    let suffix = match compression {
+        DetectedCompression::None => "",
+        DetectedCompression::Gzip => "+gzip",
+        DetectedCompression::Zstd => "+zstd",
     };
     Ok(json!({ "mediaType": format!("{OCI_LAYER}{suffix}"), "digest": digest.as_str(), "size": size }))
 }

@@ -16,6 +16,7 @@ use super::error::{ImportError, file, read};
 use super::spool::Spool;
 use crate::disk::DiskSpace;
 use crate::store::{BlobSource, LayerHandle, LayerKey, LayerRecord, Store};
+use crate::unpack::DetectedCompression;
 use larder_registry::manifest::MAX_BYTES;
 
 /// How many links lead to an entry at most.
@@ -144,11 +145,11 @@ impl ImportEntries {
         reserve: DiskSpace,
     ) -> Result<(), ImportError> {
         let mut archive = fs_err::File::open(path).map_err(file(path))?.into_file();
-        let mut magic = [0; 4];
+        let mut magic = [0; 6];
         let length = archive.read(&mut magic).map_err(file(path))?;
         // A named pipe cannot go back.
         let seekable = archive.rewind().is_ok();
-        if !seekable || detect_compression(&magic[..length]).is_some() {
+        if !seekable || compression_of(&magic[..length]) != DetectedCompression::None {
             let start = if seekable { Vec::new() } else { magic[..length].to_vec() };
             return self.add_stream(store, Box::new(io::Cursor::new(start).chain(archive)), known, reserve);
         }
@@ -330,34 +331,23 @@ pub(super) fn digest_of_blob(name: &str) -> Option<Digest> {
     Digest::parse(&format!("{algorithm}:{hex}")).ok()
 }
 
-/// How a file is packed, by its first bytes.
-pub(super) fn detect_compression(magic: &[u8]) -> Option<FileCompression> {
-    match magic {
-        [0x1f, 0x8b, ..] => Some(FileCompression::Gzip),
-        [0x28, 0xb5, 0x2f, 0xfd, ..] => Some(FileCompression::Zstd),
-        _ => None,
-    }
-}
-
-/// A way to pack a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum FileCompression {
-    Gzip,
-    Zstd,
+/// Says how a file is compressed, by its first bytes.
+pub(super) fn compression_of(start: &[u8]) -> DetectedCompression {
+    DetectedCompression::detect(start).unwrap_or(DetectedCompression::None)
 }
 
 /// The plain bytes of a stream that may be packed.
 fn unpacked(mut stream: Box<dyn Read + Send>) -> Result<Box<dyn Read + Send>, ImportError> {
     let mut start = Vec::new();
-    stream.by_ref().take(4).read_to_end(&mut start).map_err(read("the archive"))?;
-    let kind = detect_compression(&start);
+    stream.by_ref().take(6).read_to_end(&mut start).map_err(read("the archive"))?;
+    let compression = compression_of(&start);
     let whole = io::BufReader::with_capacity(256 << 10, io::Cursor::new(start).chain(stream));
-    Ok(match kind {
-        Some(FileCompression::Gzip) => Box::new(MultiGzDecoder::new(whole)),
-        Some(FileCompression::Zstd) => {
+    Ok(match compression {
+        DetectedCompression::Gzip => Box::new(MultiGzDecoder::new(whole)),
+        DetectedCompression::Zstd => {
             Box::new(zstd::stream::read::Decoder::with_buffer(whole).map_err(read("the archive"))?)
         }
-        None => Box::new(whole),
+        DetectedCompression::None => Box::new(whole),
     })
 }
 
