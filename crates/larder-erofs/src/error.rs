@@ -148,40 +148,40 @@ pub enum EntryProblem {
     #[error("its parent is not a directory")]
     ParentNotDirectory,
     /// Links that lead in a circle.
-    #[error("its path contains too many symbolic links")]
+    #[error("too many symbolic links in its path")]
     TooManyLinks,
     /// The root as a file.
-    #[error("the root is not a directory")]
+    #[error("only a directory can be the root")]
     RootNotDirectory,
-    /// A whiteout of no name.
-    #[error("malformed whiteout")]
+    /// `.wh.`, `.wh..` or `.wh...`: hides nothing that can be named.
+    #[error("a whiteout without a name")]
     Whiteout,
     /// An empty symbolic link, or one of 4096 bytes or more.
     #[error("its symbolic link has no target, or a target longer than 4095 bytes")]
     SymlinkTarget,
     /// A hard link to a directory.
-    #[error("hard link to a directory")]
+    #[error("a hard link to a directory")]
     LinkToDirectory,
     /// A hard link to its own name.
-    #[error("hard link to itself")]
+    #[error("a hard link to itself")]
     LinkToItself,
-    /// A hard link that replaces the directory of its target.
-    #[error("hard link replaces the directory of its target")]
+    /// A hard link to a file that neither this layer nor one below has, or that the link itself replaces.
+    #[error("a hard link to a file that does not exist")]
     LinkTarget,
     /// Hard links, each to a later one.
-    #[error("too many hard links that precede their targets")]
+    #[error("the chain of hard links is too long")]
     LinkChain,
-    /// 4294967295 is no owner: to chown(2) it means "leave it".
-    #[error("owner or group 4294967295")]
+    /// No owner that a system has. 4294967295 is none: to chown(2) it means "leave it".
+    #[error("its owner is not a 32-bit number")]
     Owner,
     /// A billion nanoseconds or more.
     #[error("invalid modification time")]
     Time,
     /// A device number that Linux cannot have.
-    #[error("device number out of range")]
+    #[error("its device number is out of range: major up to 4095, minor up to 1048575")]
     Device,
     /// Extents out of order, or outside of the file.
-    #[error("invalid map of a sparse file")]
+    #[error("its sparse map is not sorted or exceeds its size")]
     SparseMap,
     /// A sparse file whose map and padding would need over 256 MiB.
     #[error("sparse file too large for its number of extents")]

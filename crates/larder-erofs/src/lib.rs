@@ -49,5 +49,6 @@ pub use reader::{
     ErofsDirectory, ErofsDirectoryEntry, ErofsExtent, ErofsExtents, ErofsFileReader, ErofsInode, ErofsReader,
     ErofsWalk, ErofsWalkEntry, InodeKind,
 };
+pub use sparse::sparse_content;
 pub use writer::{ErofsOptions, ErofsSummary, ErofsWriter, LowerLink, OverlayView};
 pub use xattr::Xattrs;

@@ -24,7 +24,7 @@ pub(crate) struct ChunkLayout {
 impl ChunkLayout {
     /// The cheapest layout. `None` for a file without holes.
     pub(crate) fn choose(size: u64, extents: &[(u64, u64)]) -> Result<Option<ChunkLayout>, EntryProblem> {
-        let data = check(size, extents).ok_or(EntryProblem::SparseMap)?;
+        let data = sparse_content(size, extents).ok_or(EntryProblem::SparseMap)?;
         if data == size {
             return Ok(None);
         }
@@ -103,8 +103,8 @@ impl ChunkLayout {
     }
 }
 
-/// Bytes of all extents, if they are in order, apart, and inside the file.
-fn check(size: u64, extents: &[(u64, u64)]) -> Option<u64> {
+/// Returns the bytes of all extents of a sparse file, if they are in order, apart, and inside the file.
+pub fn sparse_content(size: u64, extents: &[(u64, u64)]) -> Option<u64> {
     let (mut end, mut sum) = (0, 0u64);
     for (offset, length) in extents {
         if *offset < end {
@@ -122,6 +122,20 @@ mod tests {
 
     fn layout(size: u64, extents: &[(u64, u64)]) -> ChunkLayout {
         ChunkLayout::choose(size, extents).unwrap().unwrap()
+    }
+
+    #[test]
+    fn a_map_must_be_in_order_and_fit() {
+        for (extents, size, content) in [
+            (&[(0, 10), (20, 5)][..], 30, Some(15)),
+            (&[(0, 10), (10, 5)], 15, Some(15)),
+            (&[], 1000, Some(0)),
+            (&[(0, 10), (9, 5)], 30, None),
+            (&[(0, 10)], 9, None),
+            (&[(u64::MAX, 1)], u64::MAX, None),
+        ] {
+            assert_eq!(sparse_content(size, extents), content, "{extents:?} {size}");
+        }
     }
 
     #[test]

@@ -12,9 +12,9 @@ use tar_core::parse::{Limits as TarLimits, ParseError, ParseEvent, ParsedEntry, 
 use tar_core::{EntryType, HEADER_SIZE, Header, PaxExtensions};
 
 use larder::reference::Digest;
+use larder_erofs::{EntryProblem, ErofsTime, sparse_content};
 
 use super::error::named;
-use super::metadata::FileTime;
 use super::options::MAX_LAYER_BYTES;
 use super::pax::{PaxValues, strict_pax};
 use super::stream::{BufferSource, TarStream, admit};
@@ -56,7 +56,7 @@ pub(super) struct LayerEntry {
     pub(super) mode: u32,
     pub(super) uid: u32,
     pub(super) gid: u32,
-    pub(super) mtime: FileTime,
+    pub(super) mtime: ErofsTime,
     /// Major and minor number of a device.
     pub(super) device: (u32, u32),
     pub(super) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
@@ -465,7 +465,7 @@ fn content_size(entry: &ParsedEntry<'_>, sparse: Option<u64>, at: u64) -> Result
     };
     match (from_pax, sparse) {
         (Some(size), Some(map)) => {
-            size.checked_sub(map).ok_or_else(|| UnpackError::refused(&entry.path, EntryRefusal::SparseMap))
+            size.checked_sub(map).ok_or_else(|| UnpackError::refused(&entry.path, EntryProblem::SparseMap))
         }
         _ => Ok(entry.size),
     }
@@ -488,7 +488,7 @@ fn resolve(
     let path = path.ok_or_else(|| archive_error(at, "an entry without a name"))?;
     let link = parsed.link_target.as_deref().unwrap_or_else(|| parsed.header.link_name_bytes()).to_vec();
     if path.contains(&0) || link.contains(&0) {
-        return Err(refuse(EntryRefusal::ZeroByte));
+        return Err(refuse(EntryProblem::ZeroByte.into()));
     }
     let (kind, size) = kind_of(parsed, sparse, content).map_err(refuse)?;
     let pax = match parsed.pax {
@@ -497,7 +497,7 @@ fn resolve(
     };
     // 4294967295 is no owner: to chown(2) it means "leave it".
     let owner = |id: u64| {
-        u32::try_from(id).ok().filter(|id| *id != u32::MAX).ok_or_else(|| refuse(EntryRefusal::Owner))
+        u32::try_from(id).ok().filter(|id| *id != u32::MAX).ok_or_else(|| refuse(EntryProblem::Owner.into()))
     };
     Ok(LayerEntry {
         kind,
@@ -507,7 +507,7 @@ fn resolve(
         uid: owner(parsed.uid)?,
         gid: owner(parsed.gid)?,
         // Binary fields are two's complement, so a time before 1970 comes out right.
-        mtime: pax.mtime.unwrap_or(FileTime { seconds: parsed.mtime.cast_signed(), nanos: 0 }),
+        mtime: pax.mtime.unwrap_or(ErofsTime { seconds: parsed.mtime.cast_signed(), nanos: 0 }),
         device: (parsed.dev_major.unwrap_or(0), parsed.dev_minor.unwrap_or(0)),
         xattrs: parsed.xattrs.iter().map(|(name, value)| (name.to_vec(), value.to_vec())).collect(),
         path,
@@ -526,7 +526,9 @@ fn kind_of(
         }
         (EntryType::Regular | EntryType::Continuous, None) => (LayerEntryKind::File, content),
         (EntryType::Regular | EntryType::Continuous | EntryType::GnuSparse, Some((extents, size))) => {
-            check_sparse(&extents, size, content).ok_or(EntryRefusal::SparseMap)?;
+            if sparse_content(size, &extents) != Some(content) {
+                return Err(EntryProblem::SparseMap.into());
+            }
             (LayerEntryKind::Sparse(extents), size)
         }
         (EntryType::Directory, _) => (LayerEntryKind::Directory, 0),
@@ -537,37 +539,4 @@ fn kind_of(
         (EntryType::Block, _) => (LayerEntryKind::BlockDevice, 0),
         (other, _) => return Err(EntryRefusal::Type(other.to_byte())),
     })
-}
-
-/// Parts in order, apart, inside the file, and as long together as the content.
-fn check_sparse(extents: &[SparseExtent], size: u64, content: u64) -> Option<()> {
-    let (mut end, mut sum) = (0, 0u64);
-    for (offset, length) in extents {
-        if *offset < end {
-            return None;
-        }
-        end = offset.checked_add(*length)?;
-        sum = sum.checked_add(*length)?;
-    }
-    (end <= size && sum == content && i64::try_from(size).is_ok()).then_some(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_sparse_map_must_be_in_order_and_fit() {
-        for (extents, size, content, fits) in [
-            (&[(0, 10), (20, 5)][..], 30, 15, true),
-            (&[(0, 10), (10, 5)], 15, 15, true),
-            (&[], 1000, 0, true),
-            (&[(0, 10), (9, 5)], 30, 15, false),
-            (&[(0, 10)], 9, 10, false),
-            (&[(0, 10)], 30, 11, false),
-            (&[(u64::MAX, 1)], u64::MAX, 1, false),
-        ] {
-            assert_eq!(check_sparse(extents, size, content).is_some(), fits, "{extents:?} {size} {content}");
-        }
-    }
 }

@@ -7,6 +7,7 @@ use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
+use larder_erofs::EntryProblem;
 use rustix::fs::{
     AtFlags, FileType, Gid, Mode, OFlags, Uid, chmodat, chownat, fchmod, fchown, ftruncate, futimens, linkat,
     makedev, mkdirat, mknodat, openat, symlinkat, utimensat,
@@ -16,7 +17,7 @@ use rustix::io::Errno;
 use super::archive::{LayerEntry, LayerEntryKind, SparseExtent};
 use super::beneath::{self, DIRECTORY, clean, path_of, split};
 use super::metadata::{XattrTarget, apply_xattrs, set_xattr, timestamps};
-use super::{EntryRefusal, OverlayForm, UnpackError};
+use super::{OverlayForm, UnpackError};
 use crate::disk::{DiskSpace, SpaceReserve};
 
 /// Bytes of a file that are copied at once.
@@ -91,7 +92,7 @@ impl DirectoryWriter {
         let (parent, name) = split(&path);
         if name.is_empty() {
             if entry.kind != LayerEntryKind::Directory {
-                return Err(UnpackError::refused(&entry.path, EntryRefusal::Root));
+                return Err(UnpackError::refused(&entry.path, EntryProblem::RootNotDirectory));
             }
             self.directories[0].entry = Some(entry.clone());
             return Ok(());
@@ -148,7 +149,7 @@ impl DirectoryWriter {
             is_open = false;
             let Some(directory) = self.directories.pop() else { break };
             if self.directories.is_empty() {
-                return Err(UnpackError::refused(of, EntryRefusal::ParentNotDirectory));
+                return Err(UnpackError::refused(of, EntryProblem::ParentNotDirectory));
             }
             self.directories[0].marked |= directory.marked;
             self.complete(directory)?;

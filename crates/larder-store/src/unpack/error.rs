@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use larder::hint::Hint;
 use larder::reference::Digest;
+use larder_erofs::EntryProblem;
 
 use super::DetectedCompression;
 
@@ -136,57 +137,18 @@ impl fmt::Display for LayerEncoding {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EntryRefusal {
-    /// A zero byte in a path or link.
-    #[error("its path or link target contains a zero byte")]
-    ZeroByte,
-    /// A part of the path is over 255 bytes.
-    #[error("a component of its path is longer than 255 bytes")]
-    NameTooLong,
-    /// The path with all links resolved is over the limit.
-    #[error("its path is too long after symbolic links are resolved")]
-    PathTooLong,
-    /// A file where a directory must be.
-    #[error("its parent is not a directory")]
-    ParentNotDirectory,
-    /// A loop of symbolic links.
-    #[error("too many symbolic links in its path")]
-    TooManyLinks,
-    /// Only a directory can be the root.
-    #[error("only a directory can be the root")]
-    Root,
-    /// `.wh.`, `.wh..` or `.wh...`: hides nothing that can be named.
-    #[error("a whiteout without a name")]
-    Whiteout,
+    /// No filesystem takes it.
+    #[error(transparent)]
+    Entry(#[from] EntryProblem),
     /// A symbolic link to nothing.
     #[error("a symbolic link without a target")]
     EmptyLink,
     /// A link whose target is longer than this, in bytes.
     #[error("its link target is longer than {0} bytes")]
     LinkTooLong(u32),
-    /// A device number that Linux does not have.
-    #[error("its device number is out of range: major up to 4095, minor up to 1048575")]
-    Device,
-    /// A hard link to a directory.
-    #[error("a hard link to a directory")]
-    LinkToDirectory,
-    /// A hard link to its own name.
-    #[error("a hard link to itself")]
-    LinkToItself,
-    /// A hard link to a file that neither this layer nor one below has.
-    #[error("a hard link to a file that does not exist")]
-    LinkTarget,
-    /// Hard links to hard links that only come later, too deep.
-    #[error("the chain of hard links is too long")]
-    LinkChain,
     /// A type that images do not have.
     #[error("unknown entry type {0:#04x}")]
     Type(u8),
-    /// The map of a sparse file contradicts itself.
-    #[error("its sparse map is not sorted or exceeds its size")]
-    SparseMap,
-    /// A user or group number that no system has.
-    #[error("its owner is not a 32-bit number")]
-    Owner,
     /// A negative or immense size.
     #[error("its size is not a valid file size")]
     Size,
@@ -207,8 +169,8 @@ impl UnpackError {
         UnpackError::File { doing, path: path.as_ref().to_owned(), cause: cause.into() }
     }
 
-    pub(super) fn refused(path: &[u8], reason: EntryRefusal) -> Self {
-        UnpackError::Refused { path: named(path), reason }
+    pub(super) fn refused(path: &[u8], reason: impl Into<EntryRefusal>) -> Self {
+        UnpackError::Refused { path: named(path), reason: reason.into() }
     }
 
     /// More than `limit` of something in the whole layer.

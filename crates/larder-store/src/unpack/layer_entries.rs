@@ -6,7 +6,6 @@ use larder_erofs::{ErofsInode, InodeKind};
 
 use super::archive::{LayerEntry, LayerEntryKind, SparseExtent};
 use super::merged_layers::LayerReader;
-use super::metadata::FileTime;
 
 /// Parts of a sparse file, at most: what the archive reader allows.
 const MAX_EXTENTS: usize = 10_000;
@@ -37,7 +36,7 @@ pub(super) fn entry_of(layer: &LayerReader, inode: &ErofsInode, path: Vec<u8>) -
         mode: inode.mode,
         uid: inode.uid,
         gid: inode.gid,
-        mtime: FileTime { seconds: inode.mtime.seconds, nanos: inode.mtime.nanos },
+        mtime: inode.mtime,
         device: inode.rdev,
         xattrs: layer.xattrs(inode)?,
     })

@@ -31,8 +31,6 @@ use super::{
 };
 use crate::erofs::ErofsFile;
 
-/// Longest text of a symbolic link, in bytes.
-const MAX_SYMLINK: u32 = 4095;
 /// Permissions of a directory that the archive only implied, unless a lower layer has it.
 const IMPLIED_MODE: u32 = 0o755;
 /// Bytes of memory for a file that hard links of the layer keep although the layer hides it.
@@ -161,7 +159,7 @@ impl PendingLayer {
             mode: entry.mode,
             uid: entry.uid,
             gid: entry.gid,
-            mtime: ErofsTime { seconds: entry.mtime.seconds, nanos: entry.mtime.nanos },
+            mtime: entry.mtime,
             xattrs: &entry.xattrs,
         });
         added.map_err(|error| writer_error(&self.path, error))?;
@@ -314,7 +312,7 @@ impl PendingLayer {
         self.hidden_files = HiddenFiles::new();
         self.resolve_links()?;
         match self.writer.lower_links().next() {
-            Some(link) => Err(UnpackError::refused(&link.path, EntryRefusal::LinkTarget)),
+            Some(link) => Err(UnpackError::refused(&link.path, EntryProblem::LinkTarget)),
             None => Ok(has_links),
         }
     }
@@ -329,10 +327,10 @@ impl PendingLayer {
         let found = lowers.find(target, false);
         let found = found.map_err(|error| UnpackError::file("inspect", path_of(target), error))?;
         let Some(found) = found else {
-            return Err(UnpackError::refused(&link.path, EntryRefusal::LinkTarget));
+            return Err(UnpackError::refused(&link.path, EntryProblem::LinkTarget));
         };
         if found.inode.is_directory() {
-            return Err(UnpackError::refused(&link.path, EntryRefusal::LinkToDirectory));
+            return Err(UnpackError::refused(&link.path, EntryProblem::LinkToDirectory));
         }
         match self.writer.view(&found.path) {
             OverlayView::Own => self.hard_link(&link.path, &found.path),
@@ -409,10 +407,11 @@ pub(super) fn writer_error(layer: &Path, error: ErofsError) -> UnpackError {
         ErofsError::Output(cause) => output_error(layer, cause),
         ErofsError::Canceled => UnpackError::Canceled,
         ErofsError::LowerLayer(cause) => UnpackError::file("copy a file of a lower layer to", layer, cause),
-        ErofsError::Rejected { path, problem } => match refusal_of(problem) {
-            Some(reason) => UnpackError::Refused { path, reason },
-            None => UnpackError::Unsupported { reason: format!("{}: {problem}", path.display()) },
-        },
+        ErofsError::Rejected {
+            path,
+            problem: problem @ (EntryProblem::Time | EntryProblem::SparseOverhead),
+        } => UnpackError::Unsupported { reason: format!("{}: {problem}", path.display()) },
+        ErofsError::Rejected { path, problem } => UnpackError::Refused { path, reason: problem.into() },
         other => UnpackError::Unsupported { reason: other.to_string() },
     }
 }
@@ -420,26 +419,4 @@ pub(super) fn writer_error(layer: &Path, error: ErofsError) -> UnpackError {
 /// Converts an error of the layer's file.
 fn output_error(layer: &Path, cause: io::Error) -> UnpackError {
     if is_cancellation(&cause) { UnpackError::Canceled } else { UnpackError::file("write", layer, cause) }
-}
-
-/// Returns the refusal for an entry that no filesystem takes.
-fn refusal_of(problem: EntryProblem) -> Option<EntryRefusal> {
-    Some(match problem {
-        EntryProblem::ZeroByte => EntryRefusal::ZeroByte,
-        EntryProblem::NameTooLong => EntryRefusal::NameTooLong,
-        EntryProblem::PathTooLong => EntryRefusal::PathTooLong,
-        EntryProblem::ParentNotDirectory => EntryRefusal::ParentNotDirectory,
-        EntryProblem::TooManyLinks => EntryRefusal::TooManyLinks,
-        EntryProblem::RootNotDirectory => EntryRefusal::Root,
-        EntryProblem::Whiteout => EntryRefusal::Whiteout,
-        EntryProblem::LinkToDirectory => EntryRefusal::LinkToDirectory,
-        EntryProblem::LinkToItself => EntryRefusal::LinkToItself,
-        EntryProblem::LinkTarget => EntryRefusal::LinkTarget,
-        EntryProblem::LinkChain => EntryRefusal::LinkChain,
-        EntryProblem::Owner => EntryRefusal::Owner,
-        EntryProblem::SparseMap => EntryRefusal::SparseMap,
-        EntryProblem::SymlinkTarget => EntryRefusal::LinkTooLong(MAX_SYMLINK),
-        EntryProblem::Device => EntryRefusal::Device,
-        _ => return None,
-    })
 }

@@ -6,6 +6,7 @@ use std::collections::{HashSet, btree_set};
 use std::io::{self, Read as _, Write};
 use std::path::{Path, PathBuf};
 
+use larder_erofs::ErofsTime;
 use tar_core::builder::EntryBuilder;
 use tar_core::{EntryType, HEADER_SIZE, SparseEntry};
 
@@ -14,7 +15,6 @@ use super::beneath::path_of;
 use super::first_paths::FirstPaths;
 use super::layer_entries::{EntryData, entry_of};
 use super::merged_layers::{MergedDir, MergedEntry, MergedLayers, MergedName};
-use super::metadata::FileTime;
 
 const BUFFER: usize = 128 << 10;
 
@@ -228,7 +228,7 @@ fn header_of(entry: &LayerEntry) -> io::Result<EntryBuilder> {
 }
 
 /// The time of a file that a header cannot hold: before 1970, or not of a whole second.
-fn precise_time(FileTime { seconds, nanos }: FileTime) -> Option<String> {
+fn precise_time(ErofsTime { seconds, nanos }: ErofsTime) -> Option<String> {
     match (seconds < 0, nanos) {
         (false, 0) => None,
         (true, 0) => Some(seconds.to_string()),
@@ -254,7 +254,7 @@ mod tests {
             (-2, 750_000_000, Some("-1.250000000")),
             (-1, 750_000_000, Some("-0.250000000")),
         ] {
-            assert_eq!(precise_time(FileTime { seconds, nanos }).as_deref(), text, "{seconds} {nanos}");
+            assert_eq!(precise_time(ErofsTime { seconds, nanos }).as_deref(), text, "{seconds} {nanos}");
         }
     }
 }

@@ -4,22 +4,14 @@ use std::fmt::Write as _;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::path::PathBuf;
 
+use larder_erofs::ErofsTime;
 use rustix::fs::{Timespec, Timestamps, XattrFlags, fsetxattr, lsetxattr};
 use rustix::io::Errno;
 
 use super::beneath::path_of;
 
-/// A point in time: seconds since 1970, possibly negative, and nanoseconds that count upwards from there.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct FileTime {
-    /// Whole seconds since 1970.
-    pub(super) seconds: i64,
-    /// Nanoseconds, below a billion.
-    pub(super) nanos: u32,
-}
-
 /// Both times of a file: what was read last is not known, and an old access time saves a write at the next one.
-pub(super) fn timestamps(mtime: FileTime) -> Timestamps {
+pub(super) fn timestamps(mtime: ErofsTime) -> Timestamps {
     let time = Timespec { tv_sec: mtime.seconds, tv_nsec: mtime.nanos.into() };
     Timestamps { last_access: time, last_modification: time }
 }

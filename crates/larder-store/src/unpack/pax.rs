@@ -1,11 +1,11 @@
 //! Extended headers (PAX) that tar-core reads less strictly or not at all.
 
-use super::metadata::FileTime;
+use larder_erofs::ErofsTime;
 
 /// PAX values that tar-core does not return, or not strictly.
 #[derive(Default)]
 pub(super) struct PaxValues {
-    pub(super) mtime: Option<FileTime>,
+    pub(super) mtime: Option<ErofsTime>,
     pub(super) size: Option<u64>,
 }
 
@@ -39,8 +39,8 @@ fn number<T: std::str::FromStr>(text: &[u8]) -> Option<T> {
     digits.then(|| std::str::from_utf8(text).ok()?.parse().ok())?
 }
 
-/// `-1.25` and the like. Digits beyond nanoseconds are dropped; the fraction of a [`FileTime`] counts upwards.
-fn pax_time(text: &[u8]) -> Option<FileTime> {
+/// `-1.25` and the like. Digits beyond nanoseconds are dropped; the fraction of a [`ErofsTime`] counts upwards.
+fn pax_time(text: &[u8]) -> Option<ErofsTime> {
     let (negative, text) = text.strip_prefix(b"-").map_or((false, text), |rest| (true, rest));
     let dot = text.iter().position(|byte| *byte == b'.').unwrap_or(text.len());
     let seconds: i64 = number(&text[..dot])?;
@@ -51,9 +51,9 @@ fn pax_time(text: &[u8]) -> Option<FileTime> {
     let nanos =
         (0..9).fold(0, |nanos, place| nanos * 10 + u32::from(fraction.get(place).unwrap_or(&b'0') - b'0'));
     match (negative, nanos) {
-        (false, nanos) => Some(FileTime { seconds, nanos }),
-        (true, 0) => Some(FileTime { seconds: -seconds, nanos: 0 }),
-        (true, nanos) => Some(FileTime { seconds: -seconds - 1, nanos: 1_000_000_000 - nanos }),
+        (false, nanos) => Some(ErofsTime { seconds, nanos }),
+        (true, 0) => Some(ErofsTime { seconds: -seconds, nanos: 0 }),
+        (true, nanos) => Some(ErofsTime { seconds: -seconds - 1, nanos: 1_000_000_000 - nanos }),
     }
 }
 
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn times_have_fractions_and_may_lie_before_1970() {
-        let time = |seconds, nanos| Some(FileTime { seconds, nanos });
+        let time = |seconds, nanos| Some(ErofsTime { seconds, nanos });
         for (text, expected) in [
             ("0", time(0, 0)),
             ("1700000000.5", time(1_700_000_000, 500_000_000)),

@@ -43,43 +43,31 @@ pub(super) struct Buffer {
 
 /// Inflates on the caller's thread.
 pub(super) fn inline<R: Read>(decoder: &mut LayerDecoder<R>) -> impl BufferSource {
-    InlineBuffers { decoder }
-}
-
-struct InlineBuffers<'a, R: Read> {
-    decoder: &'a mut LayerDecoder<R>,
-}
-
-impl<R: Read> BufferSource for InlineBuffers<'_, R> {
-    fn refill(&mut self, buffer: &mut Buffer) -> Result<(), UnpackError> {
-        if buffer.bytes.is_empty() {
-            buffer.bytes = vec![0; OWN_BUFFER].into_boxed_slice();
-        }
-        buffer.start = 0;
-        buffer.end = self.decoder.fill(&mut buffer.bytes).map_err(|_| UnpackError::Hangup)?;
-        Ok(())
-    }
+    OwnBuffers(|buffer: &mut [u8]| decoder.fill(buffer).map_err(|_| UnpackError::Hangup))
 }
 
 /// Reads plain bytes on the caller's thread.
-pub(super) fn from_reader<R: Read>(reader: R) -> impl BufferSource + use<R> {
-    ReaderBuffers(reader)
+pub(super) fn from_reader<R: Read>(mut reader: R) -> impl BufferSource + use<R> {
+    OwnBuffers(move |buffer: &mut [u8]| {
+        loop {
+            match reader.read(buffer) {
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                read => break read.map_err(UnpackError::Read),
+            }
+        }
+    })
 }
 
-struct ReaderBuffers<R>(R);
+/// Fills one buffer again and again.
+struct OwnBuffers<F>(F);
 
-impl<R: Read> BufferSource for ReaderBuffers<R> {
+impl<F: FnMut(&mut [u8]) -> Result<usize, UnpackError>> BufferSource for OwnBuffers<F> {
     fn refill(&mut self, buffer: &mut Buffer) -> Result<(), UnpackError> {
         if buffer.bytes.is_empty() {
             buffer.bytes = vec![0; OWN_BUFFER].into_boxed_slice();
         }
         buffer.start = 0;
-        buffer.end = loop {
-            match self.0.read(&mut buffer.bytes) {
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                read => break read.map_err(UnpackError::Read)?,
-            }
-        };
+        buffer.end = (self.0)(&mut buffer.bytes)?;
         Ok(())
     }
 }

@@ -4,7 +4,7 @@ use std::io::Read as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use larder_erofs::{ErofsInode, InodeKind};
+use larder_erofs::{EntryProblem, ErofsInode, InodeKind};
 use larder_store::unpack::{
     EntryRefusal, ExpectedLayer, FinishedLayer, LayerMemory, LayerReader, MergedLayers, PendingLayer,
     UnpackError, UnpackOptions, UnpackProgress, UnpackedLayer, open_layer, unpack_layer,
@@ -188,8 +188,8 @@ fn a_hard_link_to_a_file_that_the_layer_hides_is_the_only_name_of_the_copy() {
 #[test]
 fn a_hard_link_to_nothing_or_to_a_directory_is_refused() {
     for (lower, target, reason) in [
-        (TarBuilderEntry::dir("d"), "x/none", EntryRefusal::LinkTarget),
-        (TarBuilderEntry::dir("x"), "x", EntryRefusal::LinkToDirectory),
+        (TarBuilderEntry::dir("d"), "x/none", EntryRefusal::Entry(EntryProblem::LinkTarget)),
+        (TarBuilderEntry::dir("x"), "x", EntryRefusal::Entry(EntryProblem::LinkToDirectory)),
     ] {
         let mut stack = Stack::new();
         stack.push(vec![lower]).unwrap();
@@ -204,7 +204,10 @@ fn what_an_opaque_root_hides_is_not_linked_to() {
     stack.push(vec![TarBuilderEntry::file("hidden", "1")]).unwrap();
     stack.push(vec![TarBuilderEntry::file(".wh..wh..opq", ""), TarBuilderEntry::file("seen", "2")]).unwrap();
     let error = stack.push(vec![TarBuilderEntry::hard_link("copy", "hidden")]).unwrap_err();
-    assert!(matches!(error, UnpackError::Refused { reason: EntryRefusal::LinkTarget, .. }), "{error:?}");
+    assert!(
+        matches!(error, UnpackError::Refused { reason: EntryRefusal::Entry(EntryProblem::LinkTarget), .. }),
+        "{error:?}"
+    );
 }
 
 /// Unpacks one archive into a layer that nothing completes.

@@ -1,5 +1,6 @@
 //! Archives that become far more than they look.
 
+use larder_erofs::EntryProblem;
 use larder_store::unpack::{EntryRefusal, UnpackLimits};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry, seal};
 
@@ -113,17 +114,17 @@ pub(super) fn bombs() -> Vec<HostileArchive> {
         case(
             "a sparse map that overlaps",
             entries([sparse("0,2,1,1", "9", 3)]),
-            Refused(EntryRefusal::SparseMap),
+            Refused(EntryRefusal::Entry(EntryProblem::SparseMap)),
         ),
         case(
             "a sparse map beyond the end",
             entries([sparse("8,2", "9", 2)]),
-            Refused(EntryRefusal::SparseMap),
+            Refused(EntryRefusal::Entry(EntryProblem::SparseMap)),
         ),
         case(
             "a sparse map that overflows",
             entries([sparse("18446744073709551615,1", "9", 1)]),
-            Refused(EntryRefusal::SparseMap),
+            Refused(EntryRefusal::Entry(EntryProblem::SparseMap)),
         ),
         case(
             "unterminated sparse map",

@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::MetadataExt as _;
 
+use larder_erofs::EntryProblem;
 use larder_store::unpack::EntryRefusal;
 use larder_testkit::archive::TarBuilderEntry;
 
@@ -18,49 +19,49 @@ pub(super) fn nonsense() -> Vec<HostileArchive> {
                 TarBuilderEntry::symlink("b", "a"),
                 TarBuilderEntry::file("a/f", ""),
             ]),
-            Refused(EntryRefusal::TooManyLinks),
+            Refused(EntryRefusal::Entry(EntryProblem::TooManyLinks)),
         ),
         case(
             "a link to itself",
             entries([TarBuilderEntry::symlink("a", "a"), TarBuilderEntry::file("a/f", "")]),
-            Refused(EntryRefusal::TooManyLinks),
+            Refused(EntryRefusal::Entry(EntryProblem::TooManyLinks)),
         ),
         case(
             "a link that grows",
             entries([TarBuilderEntry::symlink("a", "a/a"), TarBuilderEntry::file("a/f", "")]),
-            Refused(EntryRefusal::TooManyLinks),
+            Refused(EntryRefusal::Entry(EntryProblem::TooManyLinks)),
         ),
         case(
             "a whiteout of nothing",
             entries([TarBuilderEntry::file("d/.wh.", "")]),
-            Refused(EntryRefusal::Whiteout),
+            Refused(EntryRefusal::Entry(EntryProblem::Whiteout)),
         ),
         case(
             "a whiteout of its directory",
             entries([TarBuilderEntry::file("d/.wh..", "")]),
-            Refused(EntryRefusal::Whiteout),
+            Refused(EntryRefusal::Entry(EntryProblem::Whiteout)),
         ),
         case(
             "a whiteout of the directory above",
             entries([TarBuilderEntry::file("d/.wh...", "")]),
-            Refused(EntryRefusal::Whiteout),
+            Refused(EntryRefusal::Entry(EntryProblem::Whiteout)),
         ),
-        case("a zero byte in a path", path(b"a\0b"), Refused(EntryRefusal::ZeroByte)),
+        case("a zero byte in a path", path(b"a\0b"), Refused(EntryRefusal::Entry(EntryProblem::ZeroByte))),
         case(
             "a zero byte in a link",
             entries([TarBuilderEntry::symlink("a", "b").pax("linkpath", "b\0c")]),
-            Refused(EntryRefusal::ZeroByte),
+            Refused(EntryRefusal::Entry(EntryProblem::ZeroByte)),
         ),
         case(
             "a link to nothing",
             entries([TarBuilderEntry::symlink("a", "")]),
             Refused(EntryRefusal::EmptyLink),
         ),
-        case("a long name", path(&[b'n'; 256]), Refused(EntryRefusal::NameTooLong)),
+        case("a long name", path(&[b'n'; 256]), Refused(EntryRefusal::Entry(EntryProblem::NameTooLong))),
         case(
             "a long name as a parent",
             path(&[&[b'n'; 256][..], b"/f"].concat()),
-            Refused(EntryRefusal::NameTooLong),
+            Refused(EntryRefusal::Entry(EntryProblem::NameTooLong)),
         ),
         case("a long path", path(&b"d/".repeat(3000)), Limit("bytes in the path of an entry")),
         case(
@@ -70,43 +71,47 @@ pub(super) fn nonsense() -> Vec<HostileArchive> {
                 TarBuilderEntry::symlink("a", "d/".repeat(1500)),
                 TarBuilderEntry::file(format!("a/{}f", "e/".repeat(1500)), ""),
             ]),
-            Refused(EntryRefusal::PathTooLong),
+            Refused(EntryRefusal::Entry(EntryProblem::PathTooLong)),
         ),
-        case("the root as a file", entries([TarBuilderEntry::file("./", "")]), Refused(EntryRefusal::Root)),
+        case(
+            "the root as a file",
+            entries([TarBuilderEntry::file("./", "")]),
+            Refused(EntryRefusal::Entry(EntryProblem::RootNotDirectory)),
+        ),
         case(
             "the root as a link",
             entries([TarBuilderEntry::symlink("/", "/etc")]),
-            Refused(EntryRefusal::Root),
+            Refused(EntryRefusal::Entry(EntryProblem::RootNotDirectory)),
         ),
         case(
             "a file as a parent",
             entries([TarBuilderEntry::file("f", ""), TarBuilderEntry::file("f/g", "")]),
-            Refused(EntryRefusal::ParentNotDirectory),
+            Refused(EntryRefusal::Entry(EntryProblem::ParentNotDirectory)),
         ),
         case(
             "a pipe as a parent",
             entries([TarBuilderEntry::fifo("f"), TarBuilderEntry::file("f/g", "")]),
-            Refused(EntryRefusal::ParentNotDirectory),
+            Refused(EntryRefusal::Entry(EntryProblem::ParentNotDirectory)),
         ),
         case(
             "a hard link to a directory",
             entries([TarBuilderEntry::dir("d"), TarBuilderEntry::hard_link("e", "d")]),
-            Refused(EntryRefusal::LinkToDirectory),
+            Refused(EntryRefusal::Entry(EntryProblem::LinkToDirectory)),
         ),
         case(
             "a hard link to the root",
             entries([TarBuilderEntry::hard_link("e", "/")]),
-            Refused(EntryRefusal::LinkToDirectory),
+            Refused(EntryRefusal::Entry(EntryProblem::LinkToDirectory)),
         ),
         case(
             "a hard link to itself",
             entries([TarBuilderEntry::file("a", ""), TarBuilderEntry::hard_link("a", "./a")]),
-            Refused(EntryRefusal::LinkToItself),
+            Refused(EntryRefusal::Entry(EntryProblem::LinkToItself)),
         ),
         case(
             "a hard link that removes its target",
             entries([TarBuilderEntry::file("d/f", ""), TarBuilderEntry::hard_link("d", "d/f")]),
-            Refused(EntryRefusal::LinkTarget),
+            Refused(EntryRefusal::Entry(EntryProblem::LinkTarget)),
         ),
         case(
             "a long chain of hard links backwards",
@@ -115,12 +120,12 @@ pub(super) fn nonsense() -> Vec<HostileArchive> {
                     .map(|at| TarBuilderEntry::hard_link(format!("l{at}"), format!("l{}", at + 1)))
                     .chain([TarBuilderEntry::file("l60", "")]),
             ),
-            Refused(EntryRefusal::LinkChain),
+            Refused(EntryRefusal::Entry(EntryProblem::LinkChain)),
         ),
         case(
             "hard links in a circle",
             entries([TarBuilderEntry::hard_link("a", "b"), TarBuilderEntry::hard_link("b", "a")]),
-            Refused(EntryRefusal::LinkTarget),
+            Refused(EntryRefusal::Entry(EntryProblem::LinkTarget)),
         ),
         case(
             "an unknown type",
@@ -130,12 +135,12 @@ pub(super) fn nonsense() -> Vec<HostileArchive> {
         case(
             "an owner over 32 bits",
             entries([TarBuilderEntry::file("f", "").owner(1 << 32, 0)]),
-            Refused(EntryRefusal::Owner),
+            Refused(EntryRefusal::Entry(EntryProblem::Owner)),
         ),
         case(
             "the owner -1",
             entries([TarBuilderEntry::file("f", "").owner(0, u32::MAX.into())]),
-            Refused(EntryRefusal::Owner),
+            Refused(EntryRefusal::Entry(EntryProblem::Owner)),
         ),
         case(
             "an owner that is no number",
@@ -174,7 +179,7 @@ pub(super) fn nonsense() -> Vec<HostileArchive> {
         case(
             "a hard link to a whiteout",
             entries([TarBuilderEntry::file(".wh.a", ""), TarBuilderEntry::hard_link("b", "a")]),
-            Refused(EntryRefusal::LinkTarget),
+            Refused(EntryRefusal::Entry(EntryProblem::LinkTarget)),
         ),
         case(
             "a file over a pipe",

@@ -1,5 +1,6 @@
 //! Archives that lead out of the layer.
 
+use larder_erofs::EntryProblem;
 use larder_store::unpack::EntryRefusal;
 use larder_testkit::archive::TarBuilderEntry;
 
@@ -103,12 +104,12 @@ pub(super) fn ways_out(outside: &str) -> Vec<HostileArchive> {
         case(
             "a hard link to an absolute path",
             entries([TarBuilderEntry::hard_link("mine", absolute.as_str())]),
-            Refused(EntryRefusal::LinkTarget),
+            Refused(EntryRefusal::Entry(EntryProblem::LinkTarget)),
         ),
         case(
             "a hard link upwards",
             entries([TarBuilderEntry::hard_link("mine", "../../outside/secret")]),
-            Refused(EntryRefusal::LinkTarget),
+            Refused(EntryRefusal::Entry(EntryProblem::LinkTarget)),
         ),
         case(
             "a hard link through a link",
@@ -116,7 +117,7 @@ pub(super) fn ways_out(outside: &str) -> Vec<HostileArchive> {
                 TarBuilderEntry::symlink("out", outside),
                 TarBuilderEntry::hard_link("mine", "out/secret"),
             ]),
-            Refused(EntryRefusal::LinkTarget),
+            Refused(EntryRefusal::Entry(EntryProblem::LinkTarget)),
         ),
         case(
             "a hard link to a link, and a file over it",
