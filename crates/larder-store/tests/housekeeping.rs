@@ -66,7 +66,7 @@ async fn seen_with(
     store: &Store,
     enough: impl Fn(&PullDetail) -> bool,
 ) -> PullDetail {
-    let manager = ImageManager::builder(Arc::new(backend(store, config))).build();
+    let manager = ImageManager::new(Arc::new(backend(store, config)));
     let request = EnsureRequest::new(registry.image("shop/web:1"), PullPolicy::Always, Pod::default());
     let looking = async {
         loop {
@@ -235,7 +235,7 @@ async fn the_hint_of_a_refusal_reaches_the_caller() {
     let (_dir, store, registry) = node();
     let reserve = DiskSpace { bytes: 1 << 62, inodes: 0 };
     let full = backend(&store, StorePullConfig { reserve, ..StorePullConfig::default() });
-    let manager = ImageManager::builder(Arc::new(full)).build();
+    let manager = ImageManager::new(Arc::new(full));
     let request = EnsureRequest::new(registry.image("shop/web:1"), PullPolicy::Always, Pod::default());
     let hint = Hint::new()
         .command(["df"])

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::credentials::plugin::{PluginExecutor, ProviderConfig, exec, keys};
 use crate::credentials::{DockerConfigEntry, Secret, ServiceAccountCoordinates, hash, matching};
-use crate::pull::{EnsureReason, backoff, errors};
+use crate::pull::{EnsureError, EnsureReason, backoff};
 
 /// Whether a pattern of a docker config covers a target; `None` when the pattern is no URL.
 pub fn url_match(pattern: &str, target: &str) -> Option<bool> {
@@ -63,8 +63,8 @@ pub fn provider_program(config: &ProviderConfig, dir: impl Into<PathBuf>) -> imp
 
 /// The reason and the message of a failed pull.
 pub fn evaluate_pull_error(image: &str, error: &str) -> (EnsureReason, String) {
-    let evaluated = errors::evaluate_pull_error(image, error);
-    (evaluated.reason, evaluated.message)
+    let failed = EnsureError::of_failed_pull(image, error);
+    (failed.reason, failed.message)
 }
 
 /// Back-off by key.

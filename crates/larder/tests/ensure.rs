@@ -31,7 +31,7 @@ struct EnsureFixture {
 fn node(config: PullConfig) -> EnsureFixture {
     let (backend, events) = (FakeBackend::new(), Arc::new(RingSink::new(1000)));
     let manager =
-        ImageManager::builder(Arc::new(backend.clone())).config(config).events(events.clone()).build();
+        ImageManager::new(Arc::new(backend.clone())).with_config(&config).with_events(events.clone());
     EnsureFixture { backend, events, manager: Arc::new(manager) }
 }
 
@@ -249,7 +249,7 @@ impl PullRecords for CredentialRecorder {
 #[tokio::test(start_paused = true)]
 async fn a_joining_caller_is_recorded_with_its_own_secret() {
     let (backend, noted) = (FakeBackend::new(), Arc::new(CredentialRecorder::default()));
-    let manager = Arc::new(ImageManager::builder(Arc::new(backend.clone())).records(noted.clone()).build());
+    let manager = Arc::new(ImageManager::new(Arc::new(backend.clone())).with_records(noted.clone()));
     let node = EnsureFixture { backend, events: Arc::new(RingSink::new(0)), manager };
     node.backend.hold_pulls();
     // The same login in two secrets.

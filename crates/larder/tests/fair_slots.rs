@@ -35,7 +35,7 @@ impl SlotFixture {
             registry_pull_qps: 0,
             ..PullConfig::default()
         };
-        let manager = ImageManager::builder(Arc::new(backend.clone())).config(config).build();
+        let manager = ImageManager::new(Arc::new(backend.clone())).with_config(&config);
         SlotFixture { backend, manager: Arc::new(manager) }
     }
 

@@ -26,9 +26,9 @@ struct HidingNode {
 impl HidingNode {
     fn open(dir: &Path, backend: &FakeBackend) -> HidingNode {
         let hidden = Arc::new(HiddenImages::open(&dir.join("hidden.json")).expect("a new file"));
-        let manager = ImageManager::builder(Arc::new(backend.clone()))
-            .prefetch_credentials(PrefetchCredentials::Hide(hidden.clone()));
-        HidingNode { backend: backend.clone(), hidden, manager: Arc::new(manager.build()) }
+        let manager = ImageManager::new(Arc::new(backend.clone()))
+            .with_prefetch_credentials(PrefetchCredentials::Hide(hidden.clone()));
+        HidingNode { backend: backend.clone(), hidden, manager: Arc::new(manager) }
     }
 
     /// Returns the images that kubelet sees.
@@ -162,9 +162,8 @@ async fn what_cannot_be_hidden_is_not_pulled_and_a_damaged_file_hides_all() {
 #[tokio::test]
 async fn credentials_are_not_used_ahead_of_a_kubelet_that_sees_the_images() {
     let backend = backend();
-    let manager = ImageManager::builder(Arc::new(backend.clone()))
-        .prefetch_credentials(PrefetchCredentials::Withhold(None))
-        .build();
+    let manager = ImageManager::new(Arc::new(backend.clone()))
+        .with_prefetch_credentials(PrefetchCredentials::Withhold(None));
     let request = EnsureRequest::new(APP, PullPolicy::Always, Pod::default());
     let request = EnsureRequest { secrets: secret(), ..request };
     for (ahead_of_kubelet, users) in [(true, vec![None]), (false, vec![None, Some("bob".to_owned())])] {
@@ -202,10 +201,10 @@ async fn a_caller_without_credentials_has_no_success_through_the_nodes_own() {
     let entry = DockerConfigEntry { username: "node".into(), ..DockerConfigEntry::default() };
     let files = NodeDockerConfig::fixed(&DockerConfig::with_entry("registry.example", entry));
     let hidden = Arc::new(HiddenImages::open(&dir.path().join("hidden.json")).unwrap());
-    let manager = ImageManager::builder(Arc::new(backend.clone()))
-        .credentials(NodeKeyring::new(files, Vec::new()))
-        .prefetch_credentials(PrefetchCredentials::Hide(hidden.clone()));
-    let node = HidingNode { backend: backend.clone(), hidden, manager: Arc::new(manager.build()) };
+    let manager = ImageManager::new(Arc::new(backend.clone()))
+        .with_credentials(NodeKeyring::new(files, Vec::new()))
+        .with_prefetch_credentials(PrefetchCredentials::Hide(hidden.clone()));
+    let node = HidingNode { backend: backend.clone(), hidden, manager: Arc::new(manager) };
     backend.hold_pulls();
     let manager = Arc::clone(&node.manager);
     let prefetch = tokio::spawn(async move { manager.ensure(&ahead(Vec::new())).await });

@@ -21,8 +21,9 @@ const APP: &str = "registry.example/app:v1";
 fn manager(config: PullConfig, credentials: NodeKeyring) -> (FakeBackend, ImageManager) {
     let backend = FakeBackend::new();
     backend.on_pull_of(APP, ScriptedPull::fails("401 Unauthorized"));
-    let manager = ImageManager::builder(Arc::new(backend.clone())).config(config).credentials(credentials);
-    (backend, manager.build())
+    let manager =
+        ImageManager::new(Arc::new(backend.clone())).with_config(&config).with_credentials(credentials);
+    (backend, manager)
 }
 
 /// A pod whose pull secret has this password.

@@ -59,12 +59,11 @@ struct DirectPullFixture {
 fn node(config: PullConfig) -> DirectPullFixture {
     let (backend, events) = (FakeBackend::new(), Arc::new(RingSink::new(1000)));
     let (counted, gate) = (Arc::new(CountingMetrics::default()), Arc::new(RemovalGate::default()));
-    let manager = ImageManager::builder(Arc::new(backend.clone()))
-        .config(config)
-        .events(events.clone())
-        .metrics(counted.clone())
-        .lease(gate.clone(), LEASE)
-        .build();
+    let manager = ImageManager::new(Arc::new(backend.clone()))
+        .with_config(&config)
+        .with_events(events.clone())
+        .with_metrics(counted.clone())
+        .with_lease(gate.clone(), LEASE);
     let manager = Arc::new(manager);
     DirectPullFixture { backend, events, counted, gate, manager }
 }
@@ -469,7 +468,7 @@ async fn an_image_pulled_with_a_credential_of_unknown_owner_requires_authenticat
         Arc::new(PullRecordStore::open(dir.path(), Verification::of_unconfigured_kubelet()).unwrap());
     let backend = FakeBackend::new();
     backend.on_pull_of(APP, ScriptedPull::ok("sha256:app", 7));
-    let manager = ImageManager::builder(Arc::new(backend.clone())).records(records.clone()).build();
+    let manager = ImageManager::new(Arc::new(backend.clone())).with_records(records.clone());
     let (spec, wants) =
         (ImageSpec::named(APP), EnsureRequest { policy: PullPolicy::Never, ..pod(Some("bob")) });
     manager.pull_directly(spec.clone(), Some(login("bob")), None).await.unwrap();

@@ -91,7 +91,7 @@ async fn the_status_of_an_image_is_complete_and_equal_for_each_of_its_names() {
 async fn a_list_with_a_filter_leases_nothing_and_a_status_does() {
     let (fake, gate) = (FakeBackend::new(), Arc::new(RemovalGate::default()));
     fake.add_image(APP, image("sha256:app", 7));
-    let manager = ImageManager::builder(Arc::new(fake)).lease(gate.clone(), Duration::from_secs(60)).build();
+    let manager = ImageManager::new(Arc::new(fake)).with_lease(gate.clone(), Duration::from_secs(60));
     let server = CriTestServer::start_with(manager);
     let mut images = server.wire().await.images();
     let filter = Some(proto::ImageFilter { image: Some(spec(APP)) });

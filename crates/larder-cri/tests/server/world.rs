@@ -42,7 +42,7 @@ struct ManagedImages(ImageManager);
 fn manager_of(backend: impl Backend + 'static) -> ImageManager {
     let config = PullConfig { registry_pull_qps: 0, ..PullConfig::default() };
     let (gate, lease) = (Arc::new(RemovalGate::default()), Duration::from_secs(60));
-    ImageManager::builder(Arc::new(backend)).config(config).lease(gate, lease).build()
+    ImageManager::new(Arc::new(backend)).with_config(&config).with_lease(gate, lease)
 }
 
 #[async_trait]

@@ -17,6 +17,7 @@
 //! bytes (`blob_source.rs`); otherwise its blob is fetched and verified like that of a missing layer.
 
 use std::cmp::Reverse;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,16 +25,24 @@ use futures_util::StreamExt as _;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use larder::backend::LayerPhase;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{self, Instant};
 
 use super::StorePuller;
 use super::error::PullError;
-use super::fetch_layer::{LayerFetch, LayerOrigin, StagedLayer};
+use super::fetch_layer::{CancelUnpackOnDrop, LayerFetch, LayerOrigin, LayerSource, StagedLayer};
 use super::plan::{PlannedLayer, PullPlan};
 use super::pull_tasks::{PullTaskHandle, blocking};
+use super::spans::merge_span;
+use crate::erofs::digest::LayerCheck;
 use crate::store::error::StoreErrorContext as _;
 use crate::store::fetch_progress::FetchProgress;
-use crate::store::{ClaimOutcome, ClaimRequest, Claimed, LayerClaim, LayerHandle, LayerWait, StoreError};
+use crate::store::layer_check::check_layer_file;
+use crate::store::{
+    ClaimOutcome, ClaimRequest, Claimed, LayerClaim, LayerHandle, LayerKey, LayerMetadata, LayerWait,
+    StoreError,
+};
+use crate::unpack::{MergedLayers, UnpackError, UnpackProgress, fits_lowers};
 
 /// Interval at which a pull checks whether a fetch of another pull that it waits for is slow.
 const SLOW_CHECK: Duration = Duration::from_secs(1);
@@ -175,6 +184,14 @@ impl StorePuller {
         blocking(move || write_behind.finish()).await?.context("sync layers to disk")?;
         Ok(layers)
     }
+
+    /// The permission to open the layers below. A pull that waits for it holds nothing else that is bounded.
+    async fn permit_lowers(&self, below: &[LayerHandle]) -> Result<OwnedSemaphorePermit, PullError> {
+        // The layer itself as well. A layer on top of more layers than may be open is merged alone.
+        let files = u32::try_from(below.len() + 1).unwrap_or(u32::MAX).min(self.files.lowers);
+        let permit = Arc::clone(&self.lowers).acquire_many_owned(files).await;
+        permit.map_err(|_| PullError::Abandoned)
+    }
 }
 
 impl LayerJobs<'_> {
@@ -293,17 +310,52 @@ impl LayerJobs<'_> {
         Ok(())
     }
 
-    /// Merges an unpacked layer with the layers below, moves it to its place, and passes it to the pulls that wait for it.
+    /// Gives an unpacked layer what it takes from those below, moves it to its place, and passes it to the pulls that wait
+    /// for it.
     async fn merge(&mut self, at: usize, below: &[LayerHandle]) -> Result<(), PullError> {
         let job = &mut self.jobs[at];
         let LayerState::Unpacked(claim, staged) = std::mem::take(&mut job.state) else { return Ok(()) };
-        let layer = self.puller.merge_layer(&job.planned, staged, below, &self.worker).await?;
+        let StagedLayer { staging, unpacked, file, source, blob } = staged;
+        let (planned, lowers) = (job.planned.clone(), below.to_vec());
+        let is_merged = !unpacked.pending.is_empty();
+        let permit = if is_merged { Some(self.puller.permit_lowers(below).await?) } else { None };
+        let progress = Arc::<UnpackProgress>::default();
+        let _cancel = CancelUnpackOnDrop(Arc::clone(&progress));
+        // The thread owns the directory, as during unpacking.
+        let merge = move || {
+            let failed = |cause| unpack_error(&planned, cause);
+            let visible = match permit {
+                None => 0,
+                Some(_) if file.needs_nearest_only() => 1,
+                Some(_) => lowers.len(),
+            };
+            if unpacked.pending.cross_layer_links > 0 {
+                check_content(&lowers, &progress).map_err(failed)?;
+            }
+            let lowers = open_lowers(&lowers, visible).map_err(failed)?;
+            let file = file.finish(&lowers, &progress).map_err(failed)?;
+            let id = if file.changed { &planned.chain_id } else { &planned.diff_id };
+            let facts = LayerMetadata {
+                diff_id: planned.diff_id.clone(),
+                digest: planned.descriptor.digest.clone(),
+                compressed_bytes: unpacked.compressed_bytes,
+                plain_bytes: unpacked.plain_bytes,
+                files: unpacked.entries,
+            };
+            let layer = staging.finish(&LayerKey::from(id), facts, file.file, &blob)?;
+            // Its bytes are of no more use: if the image is not committed now, the layer itself is kept for the next attempt.
+            if let LayerSource::Ingest(ingest) = source {
+                ingest.discard()?;
+            }
+            Ok::<_, PullError>(layer)
+        };
+        let layer = merge_span(&job.planned).in_scope(|| self.worker.blocking(merge)).await??;
         claim.done(&layer);
         job.state = LayerState::Ready(layer);
         Ok(())
     }
 
-    /// Checks whether a layer of the store fits on the layers below.
+    /// Checks whether a layer of the store has the right content on top of the layers below.
     async fn check(
         &mut self,
         at: usize,
@@ -311,7 +363,19 @@ impl LayerJobs<'_> {
         below: &[LayerHandle],
     ) -> Result<(), PullError> {
         let planned = &self.jobs[at].planned;
-        let fits = self.puller.fits(planned, layer, below, &self.worker).await?;
+        let mut fits = planned.surely_fits(layer);
+        if !fits {
+            let (layer, lowers) = (layer.clone(), below.to_vec());
+            let permit = self.puller.permit_lowers(below).await?;
+            let check = move || {
+                let lowers = open_lowers(&lowers, lowers.len())?;
+                let fits =
+                    layer.open().and_then(|file| fits_lowers(&file, &layer.implied_directories()?, &lowers));
+                drop(permit);
+                fits.map_err(|error| UnpackError::file("read", layer.path(), error))
+            };
+            fits = self.worker.blocking(check).await?.map_err(|cause| unpack_error(planned, cause))?;
+        }
         let job = &mut self.jobs[at];
         if !fits {
             job.request.require_chain();
@@ -319,6 +383,34 @@ impl LayerJobs<'_> {
         job.update(|state| state.checked(fits));
         Ok(())
     }
+}
+
+fn unpack_error(planned: &PlannedLayer, cause: UnpackError) -> PullError {
+    PullError::Unpack { digest: planned.descriptor.digest.clone(), cause }
+}
+
+/// Fails if a layer is damaged: its bytes would be copied under a digest that covers the damage.
+fn check_content(layers: &[LayerHandle], progress: &UnpackProgress) -> Result<(), UnpackError> {
+    for layer in layers {
+        if progress.is_canceled() {
+            return Err(UnpackError::Canceled);
+        }
+        let damage = check_layer_file(layer.record(), layer.path(), LayerCheck::Content);
+        if let Some(damage) = damage.map_err(|error| UnpackError::file("read", layer.path(), error))? {
+            let cause = io::Error::new(io::ErrorKind::InvalidData, damage);
+            return Err(UnpackError::file("copy files of", layer.path(), cause));
+        }
+    }
+    Ok(())
+}
+
+/// Opens the last `count` of the layers below.
+fn open_lowers(below: &[LayerHandle], count: usize) -> Result<MergedLayers, UnpackError> {
+    let open = |layer: &LayerHandle| {
+        layer.open().map_err(|error| UnpackError::file("open the layer", layer.path(), error))
+    };
+    let layers = below.iter().rev().take(count).map(open).collect::<Result<_, _>>()?;
+    MergedLayers::new(layers).map_err(|error| UnpackError::file("read", "the layers below", error))
 }
 
 #[cfg(test)]

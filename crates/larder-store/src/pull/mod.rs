@@ -17,7 +17,6 @@ mod fetch_layer;
 mod fetched_image;
 mod layer_job;
 mod load;
-mod merge_layer;
 mod open_files;
 mod plan;
 mod pull_progress;

@@ -22,6 +22,13 @@ pub(super) struct PlannedLayer {
     pub(super) chain_id: Digest,
 }
 
+impl PlannedLayer {
+    /// Returns true if this layer of the store fits on the layers below, whatever they are.
+    pub(super) fn surely_fits(&self, layer: &LayerHandle) -> bool {
+        *layer.key() == LayerKey::from(&self.chain_id) || layer.record().fits_any_lowers()
+    }
+}
+
 impl PullPlan {
     pub(super) fn of(documents: &ImageDocuments) -> PullPlan {
         let config = (documents.layers.config.digest.clone(), documents.config_raw.to_vec());
@@ -46,11 +53,8 @@ impl PullPlan {
 
     /// Returns true if nothing is fetched: each layer is present, durable, and sure to fit on the layers below.
     pub(super) fn is_present(&self, claims: &[ClaimOutcome]) -> bool {
-        let fits = |layer: &LayerHandle, planned: &PlannedLayer| {
-            *layer.key() == LayerKey::from(&planned.chain_id) || layer.record().fits_any_lowers()
-        };
         self.layers.iter().zip(claims).all(|(planned, claim)| {
-            matches!(claim, ClaimOutcome::Present(layer) if !layer.is_fresh() && fits(layer, planned))
+            matches!(claim, ClaimOutcome::Present(layer) if !layer.is_fresh() && planned.surely_fits(layer))
         })
     }
 

@@ -152,6 +152,26 @@ pub struct BackendFailure {
 }
 
 impl EnsureError {
+    /// The error of a pull that failed with this text. Only its start counts: runtimes say `RegistryUnavailable` and
+    /// `SignatureValidationFailed` there. `image` is the name as requested.
+    pub(crate) fn of_failed_pull(image: &str, error: &str) -> EnsureError {
+        let known = [
+            ("RegistryUnavailable", EnsureReason::RegistryUnavailable, "the registry is unavailable"),
+            (
+                "SignatureValidationFailed",
+                EnsureReason::SignatureValidationFailed,
+                "the signature validation failed",
+            ),
+        ];
+        for (name, reason, because) in known {
+            if let Some(rest) = error.strip_prefix(name) {
+                let message = format!("image pull failed for {image} because {because}{rest}");
+                return EnsureError::new(reason, message);
+            }
+        }
+        EnsureError::new(EnsureReason::ErrImagePull, error.to_owned())
+    }
+
     pub(super) fn new(reason: EnsureReason, message: impl Into<String>) -> Self {
         EnsureError { reason, message: message.into(), retry_in: None, failure: None, access_denied: false }
     }

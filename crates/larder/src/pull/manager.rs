@@ -12,27 +12,26 @@ use tracing::instrument::Instrumented;
 use tracing::{Instrument as _, Span};
 
 use super::backoff::{Backoff, CredentialHashes};
-use super::builder::ImageManagerBuilder;
 use super::config::{DuplicatePullPolicy, NewCredentialsPolicy, PullConfig};
 use super::ensure::{EnsureError, EnsureReason, EnsureRequest, EnsuredImage, ImagePresence, Priority};
-use super::errors::evaluate_pull_error;
 use super::intent::PullIntentGuard;
-use super::lease::EnsureLeases;
 use super::metrics::{EnsureLabels, PullFailureReason, PullMetrics, TriState};
 use super::policy::PullPolicy;
-use super::puller::{CredentialOwner, ImagePuller, PullJob, PullOutcome, PullerError};
+use super::puller::{CredentialOwner, EnsureLeases, ImagePuller, PullJob, PullOutcome, PullerError};
+use super::room::RoomMaker;
 use super::shared_pull::{JoinedPull, SharedPullResult, SharedPulls};
 use super::spans::{ensure_span, note_ensured, note_pulled, pull_span};
 use super::status::{PullStatus, PullTracker};
 use super::times::PullTimeRecorder;
 use crate::backend::{Backend, ImageSpec};
 use crate::credentials::{Credential, LazyCredentialLookup, NodeKeyring};
-use crate::events::{Event, EventReason, EventSink, EventType};
+use crate::events::{Event, EventReason, EventSink, EventType, LogSink};
 use crate::go_format;
 use crate::hidden::PrefetchCredentials;
 use crate::image_service::ImageService;
 use crate::records::{PullRecords, RecordedCredentials};
 use crate::reference::{ImageId, ImageName};
+use crate::retention::RemovalGate;
 use crate::scheduler::QueuePriority;
 
 /// Makes images present, by kubelet's rules. Calls may overlap; dropping one abandons it.
@@ -43,6 +42,7 @@ pub struct ImageManager {
     pub(super) events: Arc<dyn EventSink>,
     pub(super) metrics: Option<Arc<dyn PullMetrics>>,
     pub(super) times: Option<Arc<dyn PullTimeRecorder>>,
+    room: Option<Arc<dyn RoomMaker>>,
     pub(super) backoff: Mutex<Backoff>,
     pub(super) puller: RwLock<Arc<ImagePuller>>,
     pub(super) shared_pulls: SharedPulls,
@@ -58,14 +58,89 @@ pub struct ImageManager {
 }
 
 impl ImageManager {
+    /// Works on this backend with larder's defaults: events go to the log, and nothing is recorded or counted.
+    pub fn new(backend: Arc<dyn Backend>) -> ImageManager {
+        let (images, config) = (ImageService::new(backend), PullConfig::default());
+        ImageManager {
+            puller: RwLock::new(Arc::new(ImagePuller::new(images.clone(), &config, Instant::now()))),
+            images,
+            credentials: NodeKeyring::default(),
+            records: None,
+            events: Arc::new(LogSink),
+            metrics: None,
+            times: None,
+            room: None,
+            backoff: Mutex::new(Backoff::new(config.backoff_initial, config.backoff_max)),
+            shared_pulls: SharedPulls::default(),
+            coalesce_pulls: AtomicBool::new(config.same_image == DuplicatePullPolicy::Coalesce),
+            retry_on_new_credentials: AtomicBool::new(
+                config.new_credentials == NewCredentialsPolicy::PullAtOnce,
+            ),
+            pull_tracker: PullTracker::default(),
+            leases: EnsureLeases::default(),
+            prefetch_credentials: PrefetchCredentials::default(),
+            stopping: watch::Sender::new(false),
+        }
+    }
+
+    /// How pulls are queued, throttled, merged and retried.
+    #[must_use]
+    pub fn with_config(self, config: &PullConfig) -> Self {
+        self.set_config(config);
+        self
+    }
+
+    /// Credentials beside the pods' pull secrets.
+    #[must_use]
+    pub fn with_credentials(self, credentials: NodeKeyring) -> Self {
+        ImageManager { credentials, ..self }
+    }
+
+    /// Records that decide who may use a present image.
+    #[must_use]
+    pub fn with_records(self, records: Arc<dyn PullRecords>) -> Self {
+        ImageManager { records: Some(records), ..self }
+    }
+
+    /// The sink of events.
+    #[must_use]
+    pub fn with_events(self, events: Arc<dyn EventSink>) -> Self {
+        ImageManager { events, ..self }
+    }
+
+    /// The sink of metrics.
+    #[must_use]
+    pub fn with_metrics(self, metrics: Arc<dyn PullMetrics>) -> Self {
+        ImageManager { metrics: Some(metrics), ..self }
+    }
+
+    /// The recorder of pull times per pod.
+    #[must_use]
+    pub fn with_times(self, times: Arc<dyn PullTimeRecorder>) -> Self {
+        ImageManager { times: Some(times), ..self }
+    }
+
+    /// The gate and the time for which an ensured image is leased. Garbage collection must use the same gate.
+    #[must_use]
+    pub fn with_lease(self, gate: Arc<RemovalGate>, time: Duration) -> Self {
+        ImageManager { leases: EnsureLeases::at(gate, time), ..self }
+    }
+
+    /// How credentials are handled in requests that are ahead of kubelet.
+    #[must_use]
+    pub fn with_prefetch_credentials(self, prefetch_credentials: PrefetchCredentials) -> Self {
+        ImageManager { prefetch_credentials, ..self }
+    }
+
+    /// Frees disk space for pulls that are refused for lack of it; without this they fail.
+    #[must_use]
+    pub fn with_room(self, room: Arc<dyn RoomMaker>) -> Self {
+        ImageManager { room: Some(room), ..self }
+    }
+
     /// Where credentials come from, besides the pull secrets of requests.
     pub fn credentials(&self) -> &NodeKeyring {
         &self.credentials
-    }
-
-    /// Begins with a backend and larder's defaults.
-    pub fn builder(backend: Arc<dyn Backend>) -> ImageManagerBuilder {
-        ImageManagerBuilder::new(backend)
     }
 
     /// Makes the image present or returns why not, and emits kubelet's events. Returns when the pull has ended.
@@ -346,7 +421,7 @@ impl ImageManager {
     /// A pull that owns all it needs, so that it can outlive the caller that started it.
     fn start_shared_pull(&self, job: PullJob) -> Instrumented<BoxFuture<'static, SharedPullResult>> {
         let puller = Arc::clone(&self.puller.read().unwrap_or_else(PoisonError::into_inner));
-        let (leases, metrics) = (self.leases.clone(), self.metrics.clone());
+        let (leases, room, metrics) = (self.leases.clone(), self.room.clone(), self.metrics.clone());
         let entry = self.pull_tracker.track(&job.spec.image, Instant::now());
         let span = pull_span(&job);
         let mut stopping = self.stopping.subscribe();
@@ -354,7 +429,7 @@ impl ImageManager {
             let result = tokio::select! {
                 biased;
                 Ok(_) = stopping.wait_for(|stopping| *stopping) => PullOutcome::stopped(),
-                result = leases.pull_and_lease(&puller, &job, &entry) => result,
+                result = puller.pull_leased(&job, &entry, &leases, room.as_deref()) => result,
             };
             note_pulled(&Span::current(), &result);
             if let Some(metrics) = &metrics {
@@ -378,15 +453,14 @@ impl ImageManager {
         let (failure, error) = (error.failure(), error.to_string());
         let message = format!("Failed to pull image {}: {error}", go_format::quote(request.image.as_str()));
         self.event(request, EventType::Warning, EventReason::Failed, &message);
-        let evaluated = evaluate_pull_error(request.image.as_str(), &error);
+        let failed = EnsureError::of_failed_pull(request.image.as_str(), &error);
         let key = backoff_key(request);
         let mut backoff = self.lock_backoff();
         let delay =
             if shared.counts_for(&key) { backoff.fail(&key, Instant::now()) } else { backoff.delay(&key) };
         backoff.note_shown(&key, CredentialHashes::of(credentials));
-        backoff.remember(&key, format!("{}: {}", evaluated.reason, evaluated.message), failure.clone());
-        let error = EnsureError::new(evaluated.reason, evaluated.message);
-        EnsureError { retry_in: Some(delay), failure, ..error }
+        backoff.remember(&key, format!("{}: {}", failed.reason, failed.message), failure.clone());
+        EnsureError { retry_in: Some(delay), failure, ..failed }
     }
 
     fn finished_pulling(&self, request: &EnsureRequest) {

@@ -5,13 +5,10 @@
 //! [`PullRecords`](crate::records::PullRecords) and the [`EventSink`](crate::events::EventSink).
 
 pub(crate) mod backoff;
-mod builder;
 mod config;
 mod direct_pull;
 mod ensure;
-pub(crate) mod errors;
 mod intent;
-mod lease;
 mod manager;
 mod metrics;
 mod policy;
@@ -26,7 +23,6 @@ mod throttle;
 mod times;
 
 pub use backoff::CredentialHashes;
-pub use builder::ImageManagerBuilder;
 pub use config::{DuplicatePullPolicy, NewCredentialsPolicy, PullConfig, RateLimitAction};
 pub use direct_pull::DirectPull;
 pub use ensure::{

@@ -65,7 +65,7 @@ impl ImageManager {
 
     /// The image; `None` when it is absent. Waits for a removal of an image that is to be used, and answers after it.
     ///
-    /// Leases need a manager that was built with a [`lease`](super::ImageManagerBuilder::lease).
+    /// Leases need a manager that was built with a [`lease`](super::ImageManager::with_lease).
     pub async fn status(
         &self,
         image: &ImageSpec,

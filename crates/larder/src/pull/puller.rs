@@ -1,4 +1,5 @@
-//! Schedules pulls: serial, bounded or unbounded.
+//! Schedules pulls: serial, bounded or unbounded. A pulled image is leased before it is reported as present, so that
+//! garbage collection does not remove it before it is used.
 
 use std::future;
 use std::sync::Arc;
@@ -17,8 +18,14 @@ use crate::credentials::Credential;
 use crate::hidden::{HiddenImages, PrefetchEnd};
 use crate::image_service::{ImageService, PullAttemptsError, PulledImage};
 use crate::pod::SandboxConfig;
-use crate::reference::Reference;
+use crate::reference::{ImageId, Reference};
+use crate::retention::{LeasePurpose, RemovalGate, RemovalGuard};
 use crate::scheduler::{QueuePriority, ScheduledWork, Scheduler, SlotRecall, WorkSlot};
+
+/// Retries of a pull that ended with "not found". An image that is not in the registry fails each time.
+const MISSES: u32 = 2;
+/// How long such a pull waits for removals in progress before the retry.
+const REMOVALS_END_WITHIN: Duration = Duration::from_secs(10);
 
 /// One pull with its input.
 #[derive(Debug, Clone)]
@@ -123,13 +130,58 @@ impl PullerError {
     }
 }
 
+/// Lease time of images reported as present; `None` without a gate.
+#[derive(Debug, Clone, Default)]
+pub(super) struct EnsureLeases(Option<(Arc<RemovalGate>, Duration)>);
+
+impl EnsureLeases {
+    pub(super) fn at(gate: Arc<RemovalGate>, time: Duration) -> EnsureLeases {
+        EnsureLeases(Some((gate, time)))
+    }
+
+    /// The id of a present image, leased.
+    pub(super) async fn image_ref(
+        &self,
+        images: &ImageService,
+        spec: &ImageSpec,
+    ) -> Result<Option<ImageId>, BackendError> {
+        self.lease_found(|| images.image_ref(spec), |id| id).await
+    }
+
+    /// The result of `ask` for a present image, leased. Asks again when a removal may have overtaken the answer.
+    pub(super) async fn lease_found<T, F>(
+        &self,
+        ask: impl Fn() -> F,
+        id: fn(&T) -> &ImageId,
+    ) -> Result<Option<T>, BackendError>
+    where
+        F: Future<Output = Result<Option<T>, BackendError>>,
+    {
+        let Some((gate, time)) = &self.0 else { return ask().await };
+        loop {
+            let check = gate.begin_presence_check();
+            let Some(found) = ask().await? else { return Ok(None) };
+            if check.lease(id(&found), LeasePurpose::Ensure, *time).await {
+                return Ok(Some(found));
+            }
+        }
+    }
+
+    /// The guard of an explicitly requested removal. `None` without a gate.
+    pub(super) async fn removal(&self, id: &ImageId) -> Option<RemovalGuard> {
+        match &self.0 {
+            Some((gate, _)) => Some(gate.wait_begin_removal(id).await),
+            None => None,
+        }
+    }
+}
+
 /// Schedules and runs pulls.
 pub(super) struct ImagePuller {
     images: ImageService,
     slots: Option<PullSlots>,
     throttle: Option<Throttle>,
     timeout: Option<Duration>,
-    room: Option<Arc<dyn RoomMaker>>,
     /// `None` if the backend does not continue canceled pulls.
     minimum: Option<MinimumRate>,
 }
@@ -142,12 +194,7 @@ struct PullSlots {
 }
 
 impl ImagePuller {
-    pub(super) fn new(
-        images: ImageService,
-        room: Option<Arc<dyn RoomMaker>>,
-        config: &PullConfig,
-        now: Instant,
-    ) -> Self {
+    pub(super) fn new(images: ImageService, config: &PullConfig, now: Instant) -> Self {
         let minimum = images.backend().minimum_rate();
         let slots = match (config.serialize_image_pulls, config.max_parallel_image_pulls) {
             (true, _) => Some(PullSlots {
@@ -163,16 +210,49 @@ impl ImagePuller {
             (false, None) => None,
         };
         let throttle = Throttle::new(config, now);
-        ImagePuller { images, slots, throttle, timeout: config.pull_timeout, room, minimum }
+        ImagePuller { images, slots, throttle, timeout: config.pull_timeout, minimum }
     }
 
     /// Returns a puller of the same images with other settings and a queue of its own.
     pub(super) fn with_config(&self, config: &PullConfig, now: Instant) -> Self {
-        ImagePuller::new(self.images.clone(), self.room.clone(), config, now)
+        ImagePuller::new(self.images.clone(), config, now)
+    }
+
+    /// Pulls and leases the image. Pulls again when a removal may have overtaken the pull: the image was removed after
+    /// the pull, or the runtime found it present and then missed it.
+    pub(super) async fn pull_leased(
+        &self,
+        job: &PullJob,
+        entry: &PullTrackerEntry,
+        leases: &EnsureLeases,
+        room: Option<&dyn RoomMaker>,
+    ) -> PullOutcome {
+        let Some((gate, time)) = &leases.0 else { return self.pull(job, entry, room).await };
+        let mut misses_left = MISSES;
+        loop {
+            let check = gate.begin_presence_check();
+            let result = self.pull(job, entry, room).await;
+            let has_raced_removal = match &result.pulled {
+                Ok(image) => !check.lease(&image.image_ref, LeasePurpose::Ensure, *time).await,
+                Err(error) => misses_left > 0 && error.is_not_found() && check.has_raced_removal(),
+            };
+            if !has_raced_removal {
+                return result;
+            }
+            if result.pulled.is_err() {
+                misses_left -= 1;
+                gate.wait_for_removals(REMOVALS_END_WITHIN).await;
+            }
+        }
     }
 
     /// Waits for a slot, passes the throttle, pulls, and queries the size while it holds the slot.
-    pub(super) async fn pull(&self, job: &PullJob, entry: &PullTrackerEntry) -> PullOutcome {
+    async fn pull(
+        &self,
+        job: &PullJob,
+        entry: &PullTrackerEntry,
+        room: Option<&dyn RoomMaker>,
+    ) -> PullOutcome {
         let wait = |reason| tracing::trace_span!("pull.Wait", larder.wait.reason = reason);
         let mut slot = self.acquire_slot(job, entry).instrument(wait("queue")).await;
         let throttled = || entry.set(PullPhase::Throttled, Some("the pull rate limit (registryPullQPS)"));
@@ -193,7 +273,7 @@ impl ImagePuller {
             };
             duration += start.elapsed();
             if let Some((mut pulled, size_bytes)) = outcome {
-                if let (Err(error), Some(room)) = (&pulled, &self.room)
+                if let (Err(error), Some(room)) = (&pulled, room)
                     && let Some(bytes) = room::missing_bytes(error)
                 {
                     entry.set(PullPhase::Queued, Some("garbage collection that makes room for it"));

@@ -56,7 +56,7 @@ async fn a_collection_that_is_abandoned_ends_the_removal_it_began() {
         let (gate, journal) = (Arc::new(RemovalGate::default()), Arc::new(RecordingHistory::default()));
         let policy = GcPolicy { minimum_age: Duration::ZERO, ..GcPolicy::default() };
         let collector = world.collector().policy(policy).gate(gate.clone()).history(journal.clone()).build();
-        let manager = ImageManager::builder(Arc::new(world.clone())).lease(gate, LEASE).build();
+        let manager = ImageManager::new(Arc::new(world.clone())).with_lease(gate, LEASE);
         world.advance(1000);
         if slow.is_zero() {
             // The image is removed, and the sweep waits for its space.
@@ -82,7 +82,7 @@ async fn a_collection_that_is_abandoned_ends_the_removal_it_began() {
 async fn a_removal_over_cri_that_is_abandoned_continues_behind_the_closed_gate() {
     let world = world();
     let gate = Arc::new(RemovalGate::default());
-    let manager = Arc::new(ImageManager::builder(Arc::new(world.clone())).lease(gate, LEASE).build());
+    let manager = Arc::new(ImageManager::new(Arc::new(world.clone())).with_lease(gate, LEASE));
     world.removes_slowly(SLOW);
     abandon(manager.remove(&ImageSpec::named("a:1")), || world.state().removing).await;
     let request = EnsureRequest::new("a:1", PullPolicy::IfNotPresent, Pod::default());

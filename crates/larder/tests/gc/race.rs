@@ -65,7 +65,7 @@ async fn one_order(seed: u64) {
     let policy = GcPolicy { minimum_age: Duration::ZERO, ..policy };
     let collector = Arc::new(world.collector().policy(policy).gate(gate.clone()).build());
     let config = PullConfig { registry_pull_qps: 0, ..PullConfig::default() };
-    let manager = ImageManager::builder(Arc::new(world.clone())).config(config).lease(gate, LEASE).build();
+    let manager = ImageManager::new(Arc::new(world.clone())).with_config(&config).with_lease(gate, LEASE);
     let (manager, promises) = (Arc::new(manager), PromisedUntil::default());
     let mut tasks = Vec::new();
     for n in 0..3 {

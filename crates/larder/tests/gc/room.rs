@@ -150,9 +150,8 @@ async fn a_pull_that_lacks_space_goes_on_when_there_is_room() {
         }
         backend.offer("a:1", larder_testkit::fake_backend::image("sha256:1", 1));
         let room = Arc::new(CountedRoom { left: AtomicU64::new(rounds), asked: AtomicU64::new(0) });
-        let manager = ImageManager::builder(Arc::new(backend.clone()))
-            .room(Arc::clone(&room) as Arc<dyn RoomMaker>)
-            .build();
+        let manager =
+            ImageManager::new(Arc::new(backend.clone())).with_room(Arc::clone(&room) as Arc<dyn RoomMaker>);
         let request = EnsureRequest::new("a:1", PullPolicy::IfNotPresent, Pod::default());
         let ended = manager.ensure(&request).await;
         assert_eq!(

@@ -201,7 +201,7 @@ async fn a_caller_that_leaves_a_pull_leaves_its_intent() {
     let records = Arc::new(records);
     let (pull, _never) = larder_testkit::fake_backend::ScriptedPull::ok(ID, 7).held();
     backend.on_pull_of(IMAGE, pull);
-    let manager = ImageManager::builder(Arc::new(backend.clone())).records(records.clone()).build();
+    let manager = ImageManager::new(Arc::new(backend.clone())).with_records(records.clone());
     let request = EnsureRequest::new(IMAGE, PullPolicy::IfNotPresent, Pod::default());
     tokio::select! {
         _ = manager.ensure(&request) => unreachable!("it is held"),

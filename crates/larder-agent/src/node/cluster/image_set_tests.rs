@@ -162,8 +162,7 @@ async fn a_wrong_image_that_is_tried_again_and_again_is_reported_once() {
     let often = json!({ "limit": 3, "backoffSeconds": 1, "maxBackoffSeconds": 1 });
     api.create(SETS, &set("wrong", &json!({ "images": [{ "image": "r.example/no:1" }], "retry": often })));
     let (backend, ring) = (FakeBackend::new(), Arc::new(RingSink::new(100)));
-    let builder = ImageManager::builder(Arc::new(backend.clone())).events(ring.clone());
-    let manager = Arc::new(builder.build());
+    let manager = Arc::new(ImageManager::new(Arc::new(backend.clone())).with_events(ring.clone()));
     let context = ImageSetContext { manager, ..context(&backend, &DesiredUses::default()) };
     let cluster = cluster(&api);
     let task = tokio::spawn(async move { follow_image_sets(&cluster, context, Arc::default(), None).await });
@@ -276,7 +275,7 @@ async fn run_until(node: &Arc<Node>, ended: impl Future<Output = ()>) {
 /// Returns the context in which `n1` pulls.
 fn context(backend: &FakeBackend, held: &DesiredUses) -> ImageSetContext {
     ImageSetContext {
-        manager: Arc::new(ImageManager::builder(Arc::new(backend.clone())).build()),
+        manager: Arc::new(ImageManager::new(Arc::new(backend.clone()))),
         held: held.clone(),
         collector: None,
         file: None,

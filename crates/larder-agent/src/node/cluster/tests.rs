@@ -69,7 +69,7 @@ impl TestNode {
         for name in ["r.example/a:1", "r.example/b:1"] {
             backend.offer(name, image(format!("sha256:{name}"), 1));
         }
-        let manager = Arc::new(ImageManager::builder(Arc::new(backend.clone())).build());
+        let manager = Arc::new(ImageManager::new(Arc::new(backend.clone())));
         let held = DesiredUses::default();
         let first = held.begin_first_scan();
         let desired = DesiredImages::new(manager, held.clone());

@@ -346,8 +346,8 @@ mod tests {
     async fn desired_images_are_fetched_ahead_of_kubelet() {
         let backend = FakeBackend::new();
         backend.offer("r.example/a:1", image("sha256:a", 1));
-        let builder = ImageManager::builder(Arc::new(backend.clone()));
-        let manager = Arc::new(builder.prefetch_credentials(PrefetchCredentials::Withhold(None)).build());
+        let manager = ImageManager::new(Arc::new(backend.clone()));
+        let manager = Arc::new(manager.with_prefetch_credentials(PrefetchCredentials::Withhold(None)));
         let held = DesiredUses::default();
         let mut images = DesiredImages::new(manager, held.clone());
         let (key, request) = desired("pod x/a", "r.example/a:1");
@@ -372,7 +372,7 @@ mod tests {
         backend.on_pull_of("a:1", ScriptedPull::fails("no route"));
         backend.offer("a:1", image("sha256:a", 1));
         backend.offer("b:1", image("sha256:b", 1));
-        let manager = Arc::new(ImageManager::builder(Arc::new(backend.clone())).build());
+        let manager = Arc::new(ImageManager::new(Arc::new(backend.clone())));
         let held = DesiredUses::default();
         let mut images = DesiredImages::new(manager, held.clone());
         images.set(BTreeMap::from([desired("pod x/a", "a:1"), desired("pod x/b", "b:1")]), None);
@@ -394,7 +394,7 @@ mod tests {
         let backend = FakeBackend::new();
         backend.on_pull_of("a:1", ScriptedPull::fails("no route"));
         backend.offer("a:1", image("sha256:a", 1));
-        let manager = Arc::new(ImageManager::builder(Arc::new(backend.clone())).build());
+        let manager = Arc::new(ImageManager::new(Arc::new(backend.clone())));
         let events = Arc::new(RingSink::new(10));
         let mut images = DesiredImages::new(manager, DesiredUses::default()).with_events(events.clone());
         let pod = Pod { name: "proxy".into(), namespace: "kube-system".into(), ..Pod::default() };
@@ -422,8 +422,7 @@ mod tests {
         }
         let events = Arc::new(RingSink::new(10));
         let pulls = Arc::new(PodPulls::new(Arc::default(), events.clone()));
-        let manager =
-            Arc::new(ImageManager::builder(Arc::new(backend.clone())).times(pulls.recorder()).build());
+        let manager = Arc::new(ImageManager::new(Arc::new(backend.clone())).with_times(pulls.recorder()));
         let mut images =
             DesiredImages::new(manager, DesiredUses::default()).with_pod_pulls(Arc::clone(&pulls));
         let pod = Pod { uid: "u".into(), name: "proxy".into(), ..Pod::default() };
@@ -448,7 +447,7 @@ mod tests {
     async fn an_image_that_is_here_is_held_although_it_cannot_be_refreshed() {
         let backend = FakeBackend::new();
         backend.add_image("a:latest", image("sha256:a", 1));
-        let manager = Arc::new(ImageManager::builder(Arc::new(backend.clone())).build());
+        let manager = Arc::new(ImageManager::new(Arc::new(backend.clone())));
         let held = DesiredUses::default();
         let mut images = DesiredImages::new(manager, held.clone());
         let (key, _) = desired("pod x/a", "a");
@@ -462,7 +461,7 @@ mod tests {
     async fn images_in_use_are_known_after_all_lookups_or_ten_seconds() {
         let backend = FakeBackend::new();
         backend.add_image("a:1", image("sha256:a", 1));
-        let manager = Arc::new(ImageManager::builder(Arc::new(backend.clone())).build());
+        let manager = Arc::new(ImageManager::new(Arc::new(backend.clone())));
         let held = DesiredUses::default();
         let mut images = DesiredImages::new(manager, held.clone());
         let first = held.begin_first_scan();

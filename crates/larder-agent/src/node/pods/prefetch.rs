@@ -218,7 +218,7 @@ mod tests {
         backend.on_pull_of("pod:1", ScriptedPull::ok("sha256:p", 1).after(Duration::from_secs(30)));
         backend.offer("a:1", image("sha256:a", 1));
         let context = PrefetchContext {
-            manager: Arc::new(ImageManager::builder(Arc::new(backend.clone())).build()),
+            manager: Arc::new(ImageManager::new(Arc::new(backend.clone()))),
             gate: Arc::new(RemovalGate::default()),
             held: DesiredUses::default(),
             collector: None,
@@ -258,7 +258,7 @@ mod tests {
         backend.add_image("a:1", image("sha256:a", 1));
         backend.add_image("b:1", image("sha256:b", 1));
         let context = PrefetchContext {
-            manager: Arc::new(ImageManager::builder(Arc::new(backend.clone())).build()),
+            manager: Arc::new(ImageManager::new(Arc::new(backend.clone()))),
             gate: Arc::new(RemovalGate::default()),
             held: DesiredUses::default(),
             collector: None,

@@ -237,7 +237,7 @@ spec:
         let dir = tempfile::tempdir().unwrap();
         let backend = FakeBackend::new();
         backend.offer("a:1", image("sha256:a", 1));
-        let manager = Arc::new(ImageManager::builder(Arc::new(backend.clone())).build());
+        let manager = Arc::new(ImageManager::new(Arc::new(backend.clone())));
         let held = DesiredUses::default();
         let mut desired = DesiredImages::new(manager, held.clone());
         let until = async |count: usize| {
@@ -264,7 +264,7 @@ spec:
         fs_err::write(place.join("pod"), POD).unwrap();
         let backend = FakeBackend::new();
         backend.offer("a:1", image("sha256:a", 1));
-        let manager = Arc::new(ImageManager::builder(Arc::new(backend.clone())).build());
+        let manager = Arc::new(ImageManager::new(Arc::new(backend.clone())));
         let held = DesiredUses::default();
         let mut desired = DesiredImages::new(manager, held.clone());
         desired.set(read(&place).wanted.unwrap(), None);

@@ -69,21 +69,21 @@ impl Pulls {
         let (metrics, sink) = (observability.metrics(), observability.sink());
         let pod_pulls = Arc::new(PodPulls::new(metrics.clone(), Arc::clone(sink)));
         let hidden = prefetch_credentials.hidden().cloned();
-        let mut manager = ImageManager::builder(Arc::clone(backend))
-            .config(settings.pull)
-            .credentials(credentials)
-            .events(Arc::clone(sink))
-            .metrics(metrics.clone())
-            .times(pod_pulls.recorder())
-            .prefetch_credentials(prefetch_credentials)
-            .lease(Arc::clone(collection.gate()), settings.ensured_lease)
-            .room(Arc::clone(&collection) as Arc<dyn RoomMaker>);
+        let mut manager = ImageManager::new(Arc::clone(backend))
+            .with_config(&settings.pull)
+            .with_credentials(credentials)
+            .with_events(Arc::clone(sink))
+            .with_metrics(metrics.clone())
+            .with_times(pod_pulls.recorder())
+            .with_prefetch_credentials(prefetch_credentials)
+            .with_lease(Arc::clone(collection.gate()), settings.ensured_lease)
+            .with_room(Arc::clone(&collection) as Arc<dyn RoomMaker>);
         if let Some(records) = &records {
             records.resolve_interrupted_with(Arc::clone(backend));
             records.await_recovery();
-            manager = manager.records(Arc::clone(records) as Arc<dyn PullRecords>);
+            manager = manager.with_records(Arc::clone(records) as Arc<dyn PullRecords>);
         }
-        let (manager, recovered) = (Arc::new(manager.build()), OnceCell::new());
+        let (manager, recovered) = (Arc::new(manager), OnceCell::new());
         Pulls { manager, pod_times: pod_pulls, records, hidden, recovered, observability, collection }
     }
 

@@ -64,7 +64,7 @@ impl OfflineStore {
 
     /// A pull manager on the store, with these credentials.
     pub(crate) fn manager(&self, credentials: NodeKeyring) -> ImageManager {
-        ImageManager::builder(Arc::new(self.backend.clone())).credentials(credentials).build()
+        ImageManager::new(Arc::new(self.backend.clone())).with_credentials(credentials)
     }
 
     fn unchecked(&self, error: &StoreError) -> Failure {

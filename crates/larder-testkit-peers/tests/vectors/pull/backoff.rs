@@ -84,7 +84,7 @@ pub(super) async fn throttle_sequence(input: ThrottleSequence, stage: BackendUnd
     let config =
         PullConfig { registry_pull_qps: input.qps, registry_burst: input.burst, ..unthrottled(false, None) };
     let start = Instant::now();
-    let manager = ImageManager::builder(stage.backend.clone()).config(config).build();
+    let manager = ImageManager::new(stage.backend.clone()).with_config(&config);
     let mut accepted = Vec::new();
     for (i, at) in input.requests_at_ms.into_iter().enumerate() {
         tokio::time::advance((start + ms(at)).saturating_duration_since(Instant::now())).await;

@@ -98,15 +98,14 @@ pub(super) async fn ensure_sequence(input: EnsureSequence, stage: BackendUnderTe
     };
     let (events, records) = (Arc::new(EventRecorder::default()), Arc::new(ScriptedRecords::default()));
     let (labels, marks) = (Arc::new(LabelRecorder::default()), Arc::new(PullTimeCounter::default()));
-    let mut builder = ImageManager::builder(stage.backend.clone())
-        .config(config)
-        .events(events.clone())
-        .metrics(labels.clone())
-        .times(marks.clone());
+    let mut manager = ImageManager::new(stage.backend.clone())
+        .with_config(&config)
+        .with_events(events.clone())
+        .with_metrics(labels.clone())
+        .with_times(marks.clone());
     if input.ensure_secret_pulled_images {
-        builder = builder.records(records.clone());
+        manager = manager.with_records(records.clone());
     }
-    let manager = builder.build();
 
     let mut attempts = Vec::new();
     for attempt in &input.attempts {

@@ -70,7 +70,7 @@ impl PausedPullManager {
         let (backend, events) = (FakeBackend::new(), Arc::new(EventRecorder::default()));
         backend.hold_pulls();
         let manager =
-            ImageManager::builder(Arc::new(backend.clone())).config(config).events(events.clone()).build();
+            ImageManager::new(Arc::new(backend.clone())).with_config(&config).with_events(events.clone());
         PausedPullManager { backend, events, manager: Arc::new(manager), requests: 0 }
     }
 
