@@ -1,10 +1,10 @@
 //! How values are written: one form for each kind of value, which reads it and shows it.
 
-mod paths;
 mod quantities;
 
 use std::marker::PhantomData;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use larder::go_format::quote;
 use larder::pod::is_subdomain;
@@ -14,7 +14,6 @@ use serde_json::{Value, json};
 use crate::manifest::InputProblem;
 use crate::manifest::tree::{NodeCursor, YamlNode};
 
-pub(super) use paths::{AbsolutePathCodec, OptionalPathCodec, PathListCodec};
 pub(super) use quantities::{
     ByteSizeCodec, DurationCodec, GoDurationCodec, IntegerCodec, KubeletIntCodec, OptionalDurationCodec,
 };
@@ -48,6 +47,10 @@ pub(super) trait SettingCodec {
     /// Its name on the reference page.
     fn name() -> String;
     fn parse(at: &NodeCursor<'_>) -> Result<Self::Value, InputProblem>;
+    /// Reads a value and reports everything that is wrong with it.
+    fn parse_all(at: &NodeCursor<'_>) -> Result<Self::Value, Vec<InputProblem>> {
+        Self::parse(at).map_err(|problem| vec![problem])
+    }
     fn print(value: &Self::Value) -> Value;
 }
 
@@ -90,65 +93,66 @@ impl SettingCodec for StringCodec {
     }
 }
 
-/// A string that may be empty for none.
-pub(super) struct OptionalStringCodec;
+/// A value that may be an empty text for none.
+pub(super) struct OptionalCodec<C>(PhantomData<C>);
 
-impl SettingCodec for OptionalStringCodec {
-    type Value = Option<String>;
+impl<C: SettingCodec> SettingCodec for OptionalCodec<C> {
+    type Value = Option<C::Value>;
 
     fn name() -> String {
-        "string".into()
+        C::name()
     }
 
-    fn parse(at: &NodeCursor<'_>) -> Result<Option<String>, InputProblem> {
-        StringCodec::parse(at).map(|text| Some(text).filter(|text| !text.is_empty()))
+    fn parse(at: &NodeCursor<'_>) -> Result<Option<C::Value>, InputProblem> {
+        if at.text()?.is_empty() { Ok(None) } else { C::parse(at).map(Some) }
     }
 
-    fn print(value: &Option<String>) -> Value {
-        json!(value.as_deref().unwrap_or_default())
+    fn print(value: &Option<C::Value>) -> Value {
+        value.as_ref().map_or_else(|| json!(""), C::print)
     }
 }
 
-/// Name of a node's object in Kubernetes, or empty for none.
-pub(super) struct OptionalNodeNameCodec;
+/// A list of values.
+pub(super) struct ListCodec<C>(PhantomData<C>);
 
-impl SettingCodec for OptionalNodeNameCodec {
-    type Value = Option<String>;
+impl<C: SettingCodec> SettingCodec for ListCodec<C> {
+    type Value = Vec<C::Value>;
+    const KIND: FlagValueKind = FlagValueKind::List;
 
     fn name() -> String {
-        OptionalStringCodec::name()
+        format!("list of {}s", C::name())
     }
 
-    fn parse(at: &NodeCursor<'_>) -> Result<Option<String>, InputProblem> {
-        let name = OptionalStringCodec::parse(at)?;
-        if let Some(name) = name.as_deref().filter(|name| !is_subdomain(name)) {
-            let problem = at.problem(format!("must be a lowercase RFC 1123 subdomain, is {}", quote(name)));
-            return Err(problem.hint("`kubectl get nodes` lists the names"));
+    fn parse(at: &NodeCursor<'_>) -> Result<Vec<C::Value>, InputProblem> {
+        at.items()?.iter().map(C::parse).collect()
+    }
+
+    fn print(values: &Vec<C::Value>) -> Value {
+        values.iter().map(C::print).collect()
+    }
+}
+
+/// Name of a node's object in Kubernetes.
+pub(super) struct NodeNameCodec;
+
+impl SettingCodec for NodeNameCodec {
+    type Value = String;
+
+    fn name() -> String {
+        StringCodec::name()
+    }
+
+    fn parse(at: &NodeCursor<'_>) -> Result<String, InputProblem> {
+        let name = StringCodec::parse(at)?;
+        if is_subdomain(&name) {
+            return Ok(name);
         }
-        Ok(name)
+        let problem = at.problem(format!("must be a lowercase RFC 1123 subdomain, is {}", quote(&name)));
+        Err(problem.hint("`kubectl get nodes` lists the names"))
     }
 
-    fn print(value: &Option<String>) -> Value {
-        OptionalStringCodec::print(value)
-    }
-}
-
-/// A list of strings.
-pub(super) struct StringListCodec;
-
-impl SettingCodec for StringListCodec {
-    type Value = Vec<String>;
-
-    fn name() -> String {
-        "list of strings".into()
-    }
-
-    fn parse(at: &NodeCursor<'_>) -> Result<Vec<String>, InputProblem> {
-        at.items()?.iter().map(StringCodec::parse).collect()
-    }
-
-    fn print(value: &Vec<String>) -> Value {
-        json!(value)
+    fn print(value: &String) -> Value {
+        StringCodec::print(value)
     }
 }
 
@@ -218,27 +222,48 @@ impl SettingCodec for FileModeCodec {
     }
 }
 
-/// `ADDRESS:PORT`, or an empty text for none.
+/// `ADDRESS:PORT`.
 pub(super) struct SocketAddrCodec;
 
 impl SettingCodec for SocketAddrCodec {
-    type Value = Option<SocketAddr>;
+    type Value = SocketAddr;
 
     fn name() -> String {
         "address and port".into()
     }
 
-    fn parse(at: &NodeCursor<'_>) -> Result<Option<SocketAddr>, InputProblem> {
+    fn parse(at: &NodeCursor<'_>) -> Result<SocketAddr, InputProblem> {
         let text = at.text()?;
-        if text.is_empty() {
-            return Ok(None);
-        }
         let hint = "write it like 127.0.0.1:9464 or [::1]:9464";
-        let wrong = |_| at.problem(format!("{}: not an address with a port", quote(text))).hint(hint);
-        text.parse().map(Some).map_err(wrong)
+        text.parse()
+            .map_err(|_| at.problem(format!("{}: not an address with a port", quote(text))).hint(hint))
     }
 
-    fn print(value: &Option<SocketAddr>) -> Value {
-        json!(value.map(|address| address.to_string()).unwrap_or_default())
+    fn print(value: &SocketAddr) -> Value {
+        json!(value.to_string())
+    }
+}
+
+/// An absolute path: what it would start at depends on who starts larder.
+pub(super) struct AbsolutePathCodec;
+
+impl SettingCodec for AbsolutePathCodec {
+    type Value = PathBuf;
+
+    fn name() -> String {
+        "path".into()
+    }
+
+    fn parse(at: &NodeCursor<'_>) -> Result<PathBuf, InputProblem> {
+        let text = at.text()?;
+        let path = PathBuf::from(text);
+        if path.is_absolute() && !text.contains('\0') {
+            return Ok(path);
+        }
+        Err(at.problem(format!("must be an absolute path, is {}", quote(text))).hint("begin it with /"))
+    }
+
+    fn print(value: &PathBuf) -> Value {
+        json!(value.to_string_lossy())
     }
 }

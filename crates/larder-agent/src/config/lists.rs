@@ -118,8 +118,26 @@ impl<'a> ListItemReader<'a> {
 const KEEP: [&str; 7] = ["name", "digest", "label", "repository", "newest", "ttl", "budget"];
 
 /// Keep rules, with the words of `larder keep`.
-pub(super) fn read_keep(at: &NodeCursor<'_>) -> Result<Vec<KeepRule>, Vec<InputProblem>> {
-    each(at, keep_rule)
+pub(super) struct KeepRulesCodec;
+
+impl SettingCodec for KeepRulesCodec {
+    type Value = Vec<KeepRule>;
+
+    fn name() -> String {
+        "list of rules".into()
+    }
+
+    fn parse(at: &NodeCursor<'_>) -> Result<Vec<KeepRule>, InputProblem> {
+        Self::parse_all(at).map_err(|mut problems| problems.swap_remove(0))
+    }
+
+    fn parse_all(at: &NodeCursor<'_>) -> Result<Vec<KeepRule>, Vec<InputProblem>> {
+        each(at, keep_rule)
+    }
+
+    fn print(rules: &Vec<KeepRule>) -> Value {
+        rules.iter().map(show_rule).collect()
+    }
 }
 
 fn keep_rule(at: &NodeCursor<'_>) -> Result<KeepRule, Vec<InputProblem>> {
@@ -163,11 +181,6 @@ fn keep_rule(at: &NodeCursor<'_>) -> Result<KeepRule, Vec<InputProblem>> {
     item.finish(rule)
 }
 
-/// The rules as they are written.
-pub(super) fn show_keep(rules: &[KeepRule]) -> Value {
-    rules.iter().map(show_rule).collect()
-}
-
 fn show_rule(rule: &KeepRule) -> Value {
     let mut shown = Map::new();
     match &rule.select {
@@ -194,16 +207,34 @@ fn show_rule(rule: &KeepRule) -> Value {
 const PREFETCH: [&str; 6] = ["image", "interval", "schedule", "jitter", "keep", "lease"];
 
 /// Images to prefetch.
-pub(super) fn read_prefetch(at: &NodeCursor<'_>) -> Result<Vec<PrefetchItem>, Vec<InputProblem>> {
-    let list = each(at, prefetch)?;
-    let mut problems = Vec::new();
-    for (index, item) in at.items().map_err(|problem| vec![problem])?.iter().enumerate() {
-        let image = &list[index].image;
-        if list[..index].iter().any(|earlier| earlier.image == *image) {
-            problems.push(item.problem(format!("{image} is listed twice")).hint("remove one of them"));
-        }
+pub(super) struct PrefetchCodec;
+
+impl SettingCodec for PrefetchCodec {
+    type Value = Vec<PrefetchItem>;
+
+    fn name() -> String {
+        "list of images".into()
     }
-    if problems.is_empty() { Ok(list) } else { Err(problems) }
+
+    fn parse(at: &NodeCursor<'_>) -> Result<Vec<PrefetchItem>, InputProblem> {
+        Self::parse_all(at).map_err(|mut problems| problems.swap_remove(0))
+    }
+
+    fn parse_all(at: &NodeCursor<'_>) -> Result<Vec<PrefetchItem>, Vec<InputProblem>> {
+        let list = each(at, prefetch)?;
+        let mut problems = Vec::new();
+        for (index, item) in at.items().map_err(|problem| vec![problem])?.iter().enumerate() {
+            let image = &list[index].image;
+            if list[..index].iter().any(|earlier| earlier.image == *image) {
+                problems.push(item.problem(format!("{image} is listed twice")).hint("remove one of them"));
+            }
+        }
+        if problems.is_empty() { Ok(list) } else { Err(problems) }
+    }
+
+    fn print(list: &Vec<PrefetchItem>) -> Value {
+        list.iter().map(show_item).collect()
+    }
 }
 
 fn prefetch(at: &NodeCursor<'_>) -> Result<PrefetchItem, Vec<InputProblem>> {
@@ -276,11 +307,6 @@ impl SettingCodec for TimeOfDayCodec {
     fn print((hour, minute): &(u8, u8)) -> Value {
         json!(format!("{hour:02}:{minute:02}"))
     }
-}
-
-/// The list as it is written.
-pub(super) fn show_prefetch(list: &[PrefetchItem]) -> Value {
-    list.iter().map(show_item).collect()
 }
 
 fn show_item(item: &PrefetchItem) -> Value {

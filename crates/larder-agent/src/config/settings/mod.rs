@@ -66,30 +66,6 @@ pub(in crate::config) struct ConfigDraft {
 }
 
 impl Setting {
-    const fn new(
-        key: &'static str,
-        codec_name: fn() -> String,
-        kind: FlagValueKind,
-        read: SettingReader,
-        show: fn(&Config) -> Value,
-        reload: ReloadSupport,
-        description: &'static str,
-    ) -> Setting {
-        Setting {
-            key,
-            codec_name,
-            kind,
-            read,
-            show,
-            reload,
-            in_kubelet_file: false,
-            kubelet_flag: None,
-            default: None,
-            kubelet_default: None,
-            description,
-        }
-    }
-
     const fn of_kubelet(self) -> Setting {
         Setting { in_kubelet_file: true, ..self }
     }
@@ -123,21 +99,52 @@ pub(in crate::config) fn find(key: &str) -> Option<&'static Setting> {
     all().find(|setting| setting.key == key)
 }
 
-/// A setting that is a field of the configuration: key, form, field, whether it can be reloaded, what it does.
-macro_rules! setting {
-    ($key:literal, $form:ty, $($field:ident).+, $reload:ident, $about:literal) => {
-        Setting::new(
-            $key,
-            <$form as SettingCodec>::name,
-            <$form as SettingCodec>::KIND,
-            |draft, at| {
-                draft.config.$($field).+ = <$form as SettingCodec>::parse(at).map_err(|problem| vec![problem])?;
-                Ok(())
-            },
-            |config| <$form as SettingCodec>::print(&config.$($field).+),
-            ReloadSupport::$reload,
-            $about,
-        )
+/// A table of settings. A row has the description, which the reference page prints, the key, the codec, the field of the
+/// configuration (or how a value is set and shown), and whether a running daemon can change it.
+macro_rules! settings {
+    ($(#[$doc:meta])* $table:ident: $(
+        $(#[doc = $description:literal])+
+        $key:literal: $codec:ty => $($place:tt).+, $reload:ident $(, $attribute:ident($($value:literal)?))*;
+    )+) => {
+        $(#[$doc])*
+        pub(super) const $table: &[Setting] = &[$(
+            Setting {
+                key: $key,
+                codec_name: <$codec as SettingCodec>::name,
+                kind: <$codec as SettingCodec>::KIND,
+                read: |draft, at| {
+                    let value = <$codec as SettingCodec>::parse_all(at)?;
+                    settings!(set draft, value, $($place).+);
+                    Ok(())
+                },
+                show: settings!(show $codec, $($place).+),
+                reload: ReloadSupport::$reload,
+                in_kubelet_file: settings!(in_kubelet_file $($place).+),
+                kubelet_flag: None,
+                default: None,
+                kubelet_default: None,
+                description: concat!($($description),+).trim_ascii_start(),
+            }
+            $(.$attribute($($value)?))*
+        ),+];
     };
+    (set $draft:ident, $value:ident, { $set:expr, $show:expr }) => {{
+        let set: fn(&mut ConfigDraft, _) = $set;
+        set($draft, $value);
+    }};
+    (set $draft:ident, $value:ident, images.$field:ident) => { $draft.written.$field = Some($value) };
+    (set $draft:ident, $value:ident, $($field:ident).+) => { $draft.config.$($field).+ = $value };
+    (show $codec:ty, { $set:expr, $show:expr }) => { $show };
+    (show $codec:ty, images.$field:ident) => {
+        |config| {
+            let value: Option<<$codec as SettingCodec>::Value> = config.images.$field.clone().into();
+            value.map_or(serde_json::Value::Null, |value| <$codec as SettingCodec>::print(&value))
+        }
+    };
+    (show $codec:ty, $($field:ident).+) => {
+        |config| <$codec as SettingCodec>::print(&config.$($field).+)
+    };
+    (in_kubelet_file images.$field:ident) => { true };
+    (in_kubelet_file $($place:tt).+) => { false };
 }
-use setting;
+use settings;

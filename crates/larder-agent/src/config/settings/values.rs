@@ -12,7 +12,7 @@ use tracing::Level;
 
 use crate::backend::docker;
 use crate::backend::target::{is_docker, nearest_backend};
-use crate::config::codecs::{ByteSizeCodec, EnumWords, FlagValueKind, SettingCodec, StringListCodec};
+use crate::config::codecs::{ByteSizeCodec, EnumWords, SettingCodec, StringCodec};
 use crate::config::{BackendSetting, DashboardServing, KubeletImageService, LogFormat, TraceProtocol};
 use crate::manifest::InputProblem;
 use crate::manifest::tree::NodeCursor;
@@ -122,33 +122,29 @@ impl SettingCodec for ProxyUrlCodec {
     }
 }
 
-/// Registries, as the names of images have them.
-pub(super) struct RegistryListCodec;
+/// A registry, as the names of images have it.
+pub(super) struct RegistryCodec;
 
-impl SettingCodec for RegistryListCodec {
-    type Value = Vec<String>;
-    const KIND: FlagValueKind = StringListCodec::KIND;
+impl SettingCodec for RegistryCodec {
+    type Value = String;
 
     fn name() -> String {
-        StringListCodec::name()
+        StringCodec::name()
     }
 
-    fn parse(at: &NodeCursor<'_>) -> Result<Vec<String>, InputProblem> {
-        let registry = |item: NodeCursor<'_>| {
-            let text = item.text()?;
-            let named = Reference::parse(&format!("{text}/image"));
-            if named.is_ok_and(|named| named.registry() == text) {
-                return Ok(text.to_owned());
-            }
-            Err(item.problem(format!("{}: not a registry as in an image name", quote(text))).hint(
-                "write HOST or HOST:PORT, such as registry.example:5000, without http:// and without a path",
-            ))
-        };
-        at.items()?.into_iter().map(registry).collect()
+    fn parse(at: &NodeCursor<'_>) -> Result<String, InputProblem> {
+        let text = at.text()?;
+        let named = Reference::parse(&format!("{text}/image"));
+        if named.is_ok_and(|named| named.registry() == text) {
+            return Ok(text.to_owned());
+        }
+        Err(at.problem(format!("{}: not a registry as in an image name", quote(text))).hint(
+            "write HOST or HOST:PORT, such as registry.example:5000, without http:// and without a path",
+        ))
     }
 
-    fn print(value: &Vec<String>) -> Value {
-        StringListCodec::print(value)
+    fn print(value: &String) -> Value {
+        StringCodec::print(value)
     }
 }
 
@@ -195,14 +191,14 @@ impl EnumWords for TraceProtocol {
 pub(super) struct TraceEndpointCodec;
 
 impl SettingCodec for TraceEndpointCodec {
-    type Value = Option<String>;
+    type Value = String;
 
     fn name() -> String {
         "`host:port`, a socket or a URL".into()
     }
 
     /// Credentials are refused, and not shown: the file may be readable for all, and is printed.
-    fn parse(at: &NodeCursor<'_>) -> Result<Option<String>, InputProblem> {
+    fn parse(at: &NodeCursor<'_>) -> Result<String, InputProblem> {
         let text = at.text()?;
         if text.contains(['@', '?']) {
             return Err(at
@@ -210,8 +206,8 @@ impl SettingCodec for TraceEndpointCodec {
                 .hint("set OTEL_EXPORTER_OTLP_HEADERS in larder's environment"));
         }
         let (scheme, rest) = text.split_once("://").unwrap_or(("dns", text));
-        if text.is_empty() || scheme == "unix" || text.starts_with("unix:") {
-            return Ok(Some(text.to_owned()).filter(|text| !text.is_empty()));
+        if scheme == "unix" || text.starts_with("unix:") {
+            return Ok(text.to_owned());
         }
         // The path may be a token.
         let rest = if scheme == "dns" { rest.trim_start_matches('/') } else { rest };
@@ -228,14 +224,14 @@ impl SettingCodec for TraceEndpointCodec {
             Some(Err(_)) => "invalid port",
             None if scheme == "dns" => "no port",
             Some(Ok(_)) if scheme == "dns" && rest != authority => "a path requires http:// or https://",
-            _ => return Ok(Some(text.to_owned())),
+            _ => return Ok(text.to_owned()),
         };
         let host = if host.is_empty() { "localhost" } else { host };
         Err(at.problem(format!("{shown}: {problem}")).hint(format!("write it like {host}:4317")))
     }
 
-    fn print(value: &Option<String>) -> Value {
-        json!(value.as_deref().unwrap_or_default())
+    fn print(value: &String) -> Value {
+        StringCodec::print(value)
     }
 }
 
