@@ -4,12 +4,13 @@ use std::sync::atomic::AtomicU64;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use larder::hidden::HiddenImages;
-use larder::image_service::ImageStats;
+use larder::image_service::{FsStats, ImageStats};
 use larder::pull::{ImageManager, PullPhase};
 use larder::records::MustPullCheckResult;
 use larder_api::{EnumWord as _, convert};
-use prometheus_client::encoding::{EncodeLabelSet, text};
-use prometheus_client::metrics::counter::ConstCounter;
+use larder_registry::RegistryLoad;
+use prometheus_client::encoding::text;
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
@@ -17,7 +18,7 @@ use tokio::time::Instant;
 
 use super::format::with_own_names;
 use super::process_stats::ProcessStats;
-use super::{ExpositionFormat, add};
+use super::{ExpositionFormat, Labels, add, labels};
 use crate::node::cluster::NodeCluster;
 use crate::node::collection::Collection;
 use crate::node::pulls::Pulls;
@@ -25,42 +26,6 @@ use crate::node::{Node, NodeFilesystems, Storage};
 use crate::serve::connections::Connections;
 
 type IntegerGauge = Gauge<u64, AtomicU64>;
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct PhaseLabel {
-    phase: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ReasonLabel {
-    reason: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ResultLabel {
-    result: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct StateLabel {
-    state: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct IdentityLabel {
-    identity: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RegistryLabel {
-    registry: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct FilesystemLabels {
-    content: &'static str,
-    mountpoint: String,
-}
 
 /// All metrics, with the filesystems as measured before.
 pub(crate) fn exposition(
@@ -82,17 +47,10 @@ pub(crate) fn exposition(
     Ok(format.of_open_metrics(page))
 }
 
-/// The version, as a label: `count by (version) (larder_build_info)` shows a rollout.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct VersionLabel {
-    version: &'static str,
-}
-
 /// Registers the metrics of a process that Prometheus clients report.
 fn process(registry: &mut Registry) {
-    let build = Family::<VersionLabel, IntegerGauge>::default();
-    build.get_or_create(&VersionLabel { version: env!("CARGO_PKG_VERSION") }).set(1);
-    add(registry, "larder_build_info", build);
+    // `count by (version) (larder_build_info)` shows a rollout.
+    gauges(registry, "larder_build_info", [(labels([("version", env!("CARGO_PKG_VERSION"))]), 1)]);
     let Some(stats) = ProcessStats::read() else { return };
     add(registry, "process_cpu_seconds", ConstCounter::new(stats.cpu_seconds));
     gauge(registry, "process_resident_memory_bytes", stats.resident_bytes);
@@ -111,18 +69,16 @@ fn filesystems(registry: &mut Registry, disks: &NodeFilesystems) {
     if disks.others.is_empty() {
         return;
     }
-    let gauges = || Family::<FilesystemLabels, IntegerGauge>::default();
-    let (size, available, inodes_free) = (gauges(), gauges(), gauges());
-    for other in &disks.others {
-        let content = convert::filesystem_content(other.content).word();
-        let labels = FilesystemLabels { content, mountpoint: other.mountpoint.display().to_string() };
-        size.get_or_create(&labels).set(other.disk.capacity);
-        available.get_or_create(&labels).set(other.disk.available);
-        inodes_free.get_or_create(&labels).set(other.disk.inodes_free);
-    }
-    add(registry, "larder_other_filesystem_size_bytes", size);
-    add(registry, "larder_other_filesystem_available_bytes", available);
-    add(registry, "larder_other_filesystem_inodes_free", inodes_free);
+    let of = |measure: fn(&FsStats) -> u64| {
+        disks.others.iter().map(move |other| {
+            let content = convert::filesystem_content(other.content).word();
+            let mountpoint = other.mountpoint.display().to_string();
+            (labels([("content", content), ("mountpoint", &mountpoint)]), measure(&other.disk))
+        })
+    };
+    gauges(registry, "larder_other_filesystem_size_bytes", of(|disk| disk.capacity));
+    gauges(registry, "larder_other_filesystem_available_bytes", of(|disk| disk.available));
+    gauges(registry, "larder_other_filesystem_inodes_free", of(|disk| disk.inodes_free));
 }
 
 /// Registers the current state.
@@ -160,14 +116,34 @@ fn counter(registry: &mut Registry, name: &'static str, value: u64) {
     add(registry, name, ConstCounter::new(value));
 }
 
+/// Registers a gauge with a sample for each of these labels.
+fn gauges(registry: &mut Registry, name: &'static str, samples: impl IntoIterator<Item = (Labels, u64)>) {
+    let gauges = Family::<Labels, IntegerGauge>::default();
+    for (labels, value) in samples {
+        gauges.get_or_create(&labels).set(value);
+    }
+    add(registry, name, gauges);
+}
+
+/// Registers a counter with a sample for each value of a label.
+fn counters<'a>(
+    registry: &mut Registry,
+    name: &'static str,
+    label: &'static str,
+    samples: impl IntoIterator<Item = (&'a str, u64)>,
+) {
+    let counters = Family::<Labels, Counter>::default();
+    for (value, count) in samples {
+        counters.get_or_create(&labels([(label, value)])).inc_by(count);
+    }
+    add(registry, name, counters);
+}
+
 /// Without traces there are no samples.
 fn traces(registry: &mut Registry) {
     let Some(counts) = crate::traces::counts() else { return };
-    let dropped = Family::<ReasonLabel, prometheus_client::metrics::counter::Counter>::default();
-    for (reason, count) in [("queue_full", counts.queue_full), ("export_failed", counts.export_failed)] {
-        dropped.get_or_create(&ReasonLabel { reason }).inc_by(count);
-    }
-    add(registry, "larder_trace_spans_dropped", dropped);
+    let dropped = [("queue_full", counts.queue_full), ("export_failed", counts.export_failed)];
+    counters(registry, "larder_trace_spans_dropped", "reason", dropped);
     counter(registry, "larder_trace_spans_exported", counts.exported);
 }
 
@@ -175,39 +151,29 @@ fn traces(registry: &mut Registry) {
 fn kubernetes(registry: &mut Registry, cluster: Option<&NodeCluster>) {
     let Some(cluster) = cluster else { return };
     let status = cluster.status();
-    let connected = Family::<IdentityLabel, IntegerGauge>::default();
-    for (identity, connection) in [("node", status.node_identity), ("larder", status.own_identity)] {
-        if let Some(connection) = connection {
-            connected.get_or_create(&IdentityLabel { identity }).set(connection.connected.into());
-        }
-    }
-    add(registry, "larder_kubernetes_connected", connected);
+    let identities = [("node", status.node_identity), ("larder", status.own_identity)];
+    let connected = identities.into_iter().filter_map(|(identity, connection)| {
+        Some((labels([("identity", identity)]), connection?.connected.into()))
+    });
+    gauges(registry, "larder_kubernetes_connected", connected);
     gauge(registry, "larder_kubernetes_pods", status.pods.into());
-    let images = Family::<StateLabel, IntegerGauge>::default();
-    for (state, count) in cluster.image_counts() {
-        images.get_or_create(&StateLabel { state }).set(count);
-    }
-    add(registry, "larder_kubernetes_image_set_images", images);
+    let images = cluster.image_counts().into_iter().map(|(state, count)| (labels([("state", state)]), count));
+    gauges(registry, "larder_kubernetes_image_set_images", images);
     let counts = cluster.event_counts();
     counter(registry, "larder_kubernetes_events_sent", counts.sent);
-    let dropped = Family::<ReasonLabel, prometheus_client::metrics::counter::Counter>::default();
-    let reasons =
+    let dropped =
         [("rate_limited", counts.rate_limited), ("failed", counts.failed), ("missed", counts.missed)];
-    for (reason, count) in reasons {
-        dropped.get_or_create(&ReasonLabel { reason }).inc_by(count);
-    }
-    add(registry, "larder_kubernetes_events_dropped", dropped);
+    counters(registry, "larder_kubernetes_events_dropped", "reason", dropped);
 }
 
 fn pulls(registry: &mut Registry, manager: &ImageManager) {
     let now = Instant::now();
     let pulls = manager.pulls();
-    let phases = Family::<PhaseLabel, IntegerGauge>::default();
-    for phase in [PullPhase::Queued, PullPhase::Throttled, PullPhase::Pulling] {
+    let phases = [PullPhase::Queued, PullPhase::Throttled, PullPhase::Pulling].map(|phase| {
         let count = pulls.iter().filter(|pull| pull.phase == phase).count();
-        phases.get_or_create(&PhaseLabel { phase: phase.to_string() }).set(count as u64);
-    }
-    add(registry, "larder_pulls", phases);
+        (labels([("phase", &phase.to_string())]), count as u64)
+    });
+    gauges(registry, "larder_pulls", phases);
     let fetched = pulls.iter().filter_map(|pull| pull.bytes).map(|bytes| bytes.done).sum();
     gauge(registry, "larder_pull_fetched_bytes", fetched);
     let oldest = pulls.iter().map(|pull| now.saturating_duration_since(pull.since)).max();
@@ -218,10 +184,8 @@ fn pulls(registry: &mut Registry, manager: &ImageManager) {
 
 fn collection(registry: &mut Registry, collection: &Collection, hidden: Option<&HiddenImages>) {
     let counts = collection.unchecked_collector().counts();
-    let removed = Family::<ReasonLabel, prometheus_client::metrics::counter::Counter>::default();
-    removed.get_or_create(&ReasonLabel { reason: "age" }).inc_by(counts.age);
-    removed.get_or_create(&ReasonLabel { reason: "space" }).inc_by(counts.space);
-    add(registry, "kubelet_image_garbage_collected", removed);
+    let removed = [("age", counts.age), ("space", counts.space)];
+    counters(registry, "kubelet_image_garbage_collected", "reason", removed);
     let (status, images) = (collection.status(), collection.images());
     let (status, images) = (status.borrow(), images.borrow());
     counter(registry, "larder_gc_rounds", status.rounds);
@@ -247,11 +211,8 @@ fn collection(registry: &mut Registry, collection: &Collection, hidden: Option<&
 /// Pull records. Without them there are no samples, as in a kubelet with its gate off.
 fn records(registry: &mut Registry, pulls: &Pulls) {
     let Some(records) = pulls.records() else { return };
-    let checks = Family::<ResultLabel, prometheus_client::metrics::counter::Counter>::default();
-    for result in MustPullCheckResult::ALL {
-        checks.get_or_create(&ResultLabel { result: result.name() }).inc_by(records.checks(result));
-    }
-    add(registry, "kubelet_imagemanager_image_mustpull_checks", checks);
+    let checks = MustPullCheckResult::ALL.map(|result| (result.name(), records.checks(result)));
+    counters(registry, "kubelet_imagemanager_image_mustpull_checks", "result", checks);
     match records.on_disk() {
         Ok((intents, pulled)) => {
             gauge(registry, "kubelet_imagemanager_ondisk_pullintents", intents as u64);
@@ -268,31 +229,19 @@ fn registries(registry: &mut Registry, storage: &Storage) {
     if storage.store().is_none() {
         return;
     }
-    let counted = || Family::<RegistryLabel, prometheus_client::metrics::counter::Counter>::default();
-    let measured = Family::<RegistryLabel, IntegerGauge>::default;
-    let (requests, bytes, waits) = (counted(), counted(), counted());
-    let (connections, waiting, held) = (measured(), measured(), measured());
-    for load in storage.registry_series() {
-        let label = RegistryLabel { registry: load.host };
-        requests.get_or_create(&label).inc_by(load.requests);
-        bytes.get_or_create(&label).inc_by(load.bytes);
-        waits.get_or_create(&label).inc_by(load.waits);
-        connections.get_or_create(&label).set(load.connections as u64);
-        waiting.get_or_create(&label).set(load.waiting as u64);
-        held.get_or_create(&label).set(load.held_for.as_secs());
-    }
-    for (name, counts) in [
-        ("larder_registry_requests", requests),
-        ("larder_registry_received_bytes", bytes),
-        ("larder_registry_throttled", waits),
+    let loads = storage.registry_series();
+    for (name, count) in [
+        ("larder_registry_requests", (|load| load.requests) as fn(&RegistryLoad) -> u64),
+        ("larder_registry_received_bytes", |load| load.bytes),
+        ("larder_registry_throttled", |load| load.waits),
     ] {
-        add(registry, name, counts);
+        counters(registry, name, "registry", loads.iter().map(|load| (&*load.host, count(load))));
     }
-    for (name, levels) in [
-        ("larder_registry_connections", connections),
-        ("larder_registry_waiting_requests", waiting),
-        ("larder_registry_retry_after_seconds", held),
+    for (name, level) in [
+        ("larder_registry_connections", (|load| load.connections as u64) as fn(&RegistryLoad) -> u64),
+        ("larder_registry_waiting_requests", |load| load.waiting as u64),
+        ("larder_registry_retry_after_seconds", |load| load.held_for.as_secs()),
     ] {
-        add(registry, name, levels);
+        gauges(registry, name, loads.iter().map(|load| (labels([("registry", &load.host)]), level(load))));
     }
 }

@@ -17,7 +17,6 @@ use larder::events::{Event, EventReason, EventSink, EventType};
 use larder::gc::{GcGoal, RemovalHistory, RemovalHistoryEntry};
 use larder::pull::{EnsureLabels, PullFailureReason, PullMetrics, image_size_bucket};
 use larder_cri::OperationObserver;
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::exemplar::HistogramWithExemplars;
 use prometheus_client::metrics::family::Family;
@@ -29,34 +28,18 @@ use crate::traces::current_trace_id;
 pub(crate) use exposition::exposition;
 pub(crate) use format::ExpositionFormat;
 
+/// Labels of a sample, by their names.
+type Labels = Vec<(&'static str, String)>;
+
+fn labels<const N: usize>(labels: [(&'static str, &str); N]) -> Labels {
+    labels.map(|(name, value)| (name, value.to_owned())).into()
+}
+
 /// Kubelet's buckets of `kubelet_image_pull_duration_seconds`.
 const PULL_SECONDS: [f64; 18] = [
     1.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 480.0, 600.0, 900.0, 1200.0, 1800.0,
     2700.0, 3600.0,
 ];
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct EnsureMetricLabels {
-    pull_policy: &'static str,
-    present_locally: String,
-    pull_required: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ImageSizeLabels {
-    image_size_in_bytes: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct EventLabels {
-    event_type: String,
-    reason: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct GcReasonLabels {
-    reason: String,
-}
 
 /// Kubelet's buckets of `kubelet_credential_provider_plugin_duration`.
 const PROVIDER_SECONDS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
@@ -67,65 +50,28 @@ fn operation_seconds() -> impl Iterator<Item = f64> {
     std::iter::successors(Some(0.005), |seconds| Some(seconds * 2.5)).take(14)
 }
 
-/// The trace of an observation, as an exemplar of a histogram.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct TraceLabels {
-    trace_id: String,
-}
-
 /// A histogram that remembers the last trace of each bucket.
-type TracedHistogram = HistogramWithExemplars<TraceLabels>;
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OperationLabels {
-    operation_type: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct PluginNameLabels {
-    plugin_name: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ConfigHashLabels {
-    hash: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct CriCallLabels {
-    method: &'static str,
-    code: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RequesterLabels {
-    requester: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct PullFailureLabels {
-    reason: &'static str,
-}
+type TracedHistogram = HistogramWithExemplars<Labels>;
 
 /// Counters and histograms of events.
 #[derive(Debug)]
 pub(crate) struct NodeMetrics {
-    ensures: Family<EnsureMetricLabels, Counter>,
-    pulls: Family<ImageSizeLabels, TracedHistogram, fn() -> TracedHistogram>,
+    ensures: Family<Labels, Counter>,
+    pulls: Family<Labels, TracedHistogram, fn() -> TracedHistogram>,
     pulled_bytes: Counter,
     pod_pulls: TracedHistogram,
-    pull_failures: Family<PullFailureLabels, Counter>,
-    removals: Family<RequesterLabels, Counter>,
-    cri_calls: Family<CriCallLabels, Counter>,
-    events: Family<EventLabels, Counter>,
-    promised: Family<GcReasonLabels, Counter>,
-    freed: Family<GcReasonLabels, Counter>,
-    provider_runs: Family<PluginNameLabels, TracedHistogram, fn() -> TracedHistogram>,
-    provider_errors: Family<PluginNameLabels, Counter>,
-    provider_config: Family<ConfigHashLabels, Gauge>,
-    operations: Family<OperationLabels, Counter>,
-    operation_seconds: Family<OperationLabels, TracedHistogram, fn() -> TracedHistogram>,
-    operation_errors: Family<OperationLabels, Counter>,
+    pull_failures: Family<Labels, Counter>,
+    removals: Family<Labels, Counter>,
+    cri_calls: Family<Labels, Counter>,
+    events: Family<Labels, Counter>,
+    promised: Family<Labels, Counter>,
+    freed: Family<Labels, Counter>,
+    provider_runs: Family<Labels, TracedHistogram, fn() -> TracedHistogram>,
+    provider_errors: Family<Labels, Counter>,
+    provider_config: Family<Labels, Gauge>,
+    operations: Family<Labels, Counter>,
+    operation_seconds: Family<Labels, TracedHistogram, fn() -> TracedHistogram>,
+    operation_errors: Family<Labels, Counter>,
     /// The trace that the caller belongs to, if it is sampled.
     current_trace: fn() -> Option<String>,
     started: SystemTime,
@@ -136,15 +82,14 @@ impl Default for NodeMetrics {
     fn default() -> NodeMetrics {
         let metrics = NodeMetrics::without_samples();
         for reason in PullFailureReason::ALL {
-            drop(metrics.pull_failures.get_or_create(&PullFailureLabels { reason: reason.word() }));
+            drop(metrics.pull_failures.get_or_create(&labels([("reason", reason.word())])));
         }
-        let (event_type, reason) = (EventType::Warning, EventReason::FreeDiskSpaceFailed);
-        let labels = EventLabels { event_type: event_type.to_string(), reason: reason.to_string() };
-        drop(metrics.events.get_or_create(&labels));
+        let alert = event_labels(EventType::Warning, EventReason::FreeDiskSpaceFailed);
+        drop(metrics.events.get_or_create(&alert));
         for goal in GcGoal::REMOVING {
-            let labels = GcReasonLabels { reason: goal.name().to_owned() };
-            drop(metrics.promised.get_or_create(&labels));
-            drop(metrics.freed.get_or_create(&labels));
+            let reason = labels([("reason", goal.name())]);
+            drop(metrics.promised.get_or_create(&reason));
+            drop(metrics.freed.get_or_create(&reason));
         }
         metrics
     }
@@ -178,17 +123,18 @@ impl NodeMetrics {
     pub(crate) fn providers_configured<'a>(&self, hash: &str, names: impl Iterator<Item = &'a str>) {
         // The earlier files are no longer in force.
         self.provider_config.clear();
-        self.provider_config.get_or_create(&ConfigHashLabels { hash: hash.to_owned() }).set(1);
+        self.provider_config.get_or_create(&labels([("hash", hash)])).set(1);
         for name in names {
-            drop(self.provider_errors.get_or_create(&PluginNameLabels { plugin_name: name.to_owned() }));
+            drop(self.provider_errors.get_or_create(&labels([("plugin_name", name)])));
         }
     }
 
     /// Records that the node has a runtime over CRI.
     pub(crate) fn runtime_configured(&self) {
-        for operation_type in larder_cri::OPERATIONS {
-            drop(self.operations.get_or_create(&OperationLabels { operation_type }));
-            drop(self.operation_errors.get_or_create(&OperationLabels { operation_type }));
+        for operation in larder_cri::OPERATIONS {
+            let operation = labels([("operation_type", operation)]);
+            drop(self.operations.get_or_create(&operation));
+            drop(self.operation_errors.get_or_create(&operation));
         }
     }
 
@@ -213,7 +159,7 @@ impl NodeMetrics {
 
     /// Adds an observation, with the current trace as its exemplar.
     fn observe(&self, histogram: &TracedHistogram, seconds: Duration) {
-        let trace = (self.current_trace)().map(|trace_id| TraceLabels { trace_id });
+        let trace = (self.current_trace)().map(|trace| labels([("trace_id", &trace)]));
         let observed = trace.is_some().then(SystemTime::now);
         histogram.observe(seconds.as_secs_f64(), trace, observed);
     }
@@ -227,7 +173,7 @@ fn add(registry: &mut Registry, name: &'static str, metric: impl Metric) {
 impl NodeMetrics {
     /// Counts a call over CRI. Method and code are from fixed lists.
     pub(crate) fn cri_called(&self, method: &'static str, code: &'static str) {
-        self.cri_calls.get_or_create(&CriCallLabels { method, code }).inc();
+        self.cri_calls.get_or_create(&labels([("method", method), ("code", code)])).inc();
     }
 
     /// Counts the time that the images of one pod took.
@@ -237,30 +183,30 @@ impl NodeMetrics {
 
     /// Counts a removed image by who requested it: `gc`, `cri` or `control`.
     pub(crate) fn image_removed(&self, requester: &'static str) {
-        self.removals.get_or_create(&RequesterLabels { requester }).inc();
+        self.removals.get_or_create(&labels([("requester", requester)])).inc();
     }
 
     /// How many images were removed since the start.
     #[cfg(feature = "dashboard")]
     pub(crate) fn removals(&self) -> u64 {
         let count =
-            |requester| self.removals.get(&RequesterLabels { requester }).map_or(0, |count| count.get());
+            |requester| self.removals.get(&labels([("requester", requester)])).map_or(0, |count| count.get());
         ["gc", "cri", "control"].into_iter().map(count).sum()
     }
 }
 
 impl PullMetrics for NodeMetrics {
-    fn ensure_requested(&self, labels: &EnsureLabels) {
-        let labels = EnsureMetricLabels {
-            pull_policy: known_policy(&labels.pull_policy),
-            present_locally: labels.present_locally.to_string(),
-            pull_required: labels.pull_required.to_string(),
-        };
+    fn ensure_requested(&self, ensure: &EnsureLabels) {
+        let labels = labels([
+            ("pull_policy", known_policy(&ensure.pull_policy)),
+            ("present_locally", &ensure.present_locally.to_string()),
+            ("pull_required", &ensure.pull_required.to_string()),
+        ]);
         self.ensures.get_or_create(&labels).inc();
     }
 
     fn image_pulled(&self, size_bytes: u64, duration: Duration) {
-        let size = ImageSizeLabels { image_size_in_bytes: image_size_bucket(size_bytes) };
+        let size = labels([("image_size_in_bytes", image_size_bucket(size_bytes))]);
         self.observe(&self.pulls.get_or_create(&size), duration);
     }
 
@@ -269,13 +215,13 @@ impl PullMetrics for NodeMetrics {
     }
 
     fn pull_failed(&self, reason: PullFailureReason) {
-        self.pull_failures.get_or_create(&PullFailureLabels { reason: reason.word() }).inc();
+        self.pull_failures.get_or_create(&labels([("reason", reason.word())])).inc();
     }
 }
 
 impl PluginRunObserver for NodeMetrics {
     fn plugin_finished(&self, provider: &str, took: Duration, failed: bool) {
-        let provider = PluginNameLabels { plugin_name: provider.to_owned() };
+        let provider = labels([("plugin_name", provider)]);
         self.observe(&self.provider_runs.get_or_create(&provider), took);
         self.provider_errors.get_or_create(&provider).inc_by(u64::from(failed));
     }
@@ -283,7 +229,7 @@ impl PluginRunObserver for NodeMetrics {
 
 impl OperationObserver for NodeMetrics {
     fn operation_finished(&self, operation: &'static str, took: Duration, failed: bool) {
-        let operation = OperationLabels { operation_type: operation };
+        let operation = labels([("operation_type", operation)]);
         self.operations.get_or_create(&operation).inc();
         self.observe(&self.operation_seconds.get_or_create(&operation), took);
         self.operation_errors.get_or_create(&operation).inc_by(u64::from(failed));
@@ -292,10 +238,12 @@ impl OperationObserver for NodeMetrics {
 
 impl EventSink for NodeMetrics {
     fn record(&self, event: Event) {
-        let labels =
-            EventLabels { event_type: event.event_type.to_string(), reason: event.reason.to_string() };
-        self.events.get_or_create(&labels).inc();
+        self.events.get_or_create(&event_labels(event.event_type, event.reason)).inc();
     }
+}
+
+fn event_labels(event_type: EventType, reason: EventReason) -> Labels {
+    labels([("event_type", &event_type.to_string()), ("reason", &reason.to_string())])
 }
 
 /// Maps unknown policies to `other`: clients may send any text, and each new label value is a series forever.
@@ -311,7 +259,7 @@ pub(crate) struct MeteredHistory<H> {
 
 impl<H: RemovalHistory> RemovalHistory for MeteredHistory<H> {
     fn record(&self, entry: &RemovalHistoryEntry) -> io::Result<()> {
-        let reason = GcReasonLabels { reason: entry.reason.clone() };
+        let reason = labels([("reason", &entry.reason)]);
         self.metrics.image_removed("gc");
         self.metrics.promised.get_or_create(&reason).inc_by(entry.promised.bytes);
         if let Some(freed) = entry.freed {

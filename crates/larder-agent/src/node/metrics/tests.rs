@@ -164,8 +164,8 @@ fn value(page: &str, metric: &metric_docs::MetricDoc) -> Option<f64> {
 }
 
 fn assert_has_labels(page: &str, metric: &metric_docs::MetricDoc) {
-    let documented = metric.labels.split(", ").filter(|label| !label.is_empty());
-    assert_eq!(labels(page, metric.name), documented.map(str::to_owned).collect(), "{}", metric.name);
+    let documented = metric.labels.iter().map(|label| (*label).to_owned()).collect();
+    assert_eq!(labels(page, metric.name), documented, "{}", metric.name);
 }
 
 /// Checks that a page has all documented metrics whose names begin like this, with their labels.
