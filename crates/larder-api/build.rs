@@ -16,6 +16,17 @@ fn main() -> Result<(), Box<dyn Error>> {
         let derive = "#[derive(serde::Serialize, serde::Deserialize)] #[serde(rename_all = \"camelCase\")]";
         config = config.type_attribute(format!(".larder.control.v1.{message}"), derive);
     }
+    for (name, case, unspecified) in WORDS {
+        let name = format!(".larder.control.v1.{name}");
+        let derive = "#[derive(strum::EnumString, strum::IntoStaticStr)]";
+        config = config.enum_attribute(&name, format!("{derive} #[strum(serialize_all = \"{case}\")]"));
+        let unspecified = format!("#[strum(serialize = \"{unspecified}\")]");
+        config = config.field_attribute(format!("{name}.{}", unspecified_variant(&name)), unspecified);
+    }
+    for (variant, word) in OTHER_WORDS {
+        let word = format!("#[strum(serialize = \"{word}\")]");
+        config = config.field_attribute(format!(".larder.control.v1.{variant}"), word);
+    }
     for field in MAY_BE_EMPTY {
         let null = "#[serde(serialize_with = \"crate::or_null\", deserialize_with = \"crate::or_empty\")]";
         config = config.field_attribute(format!(".larder.control.v1.{field}"), null);
@@ -42,6 +53,38 @@ fn main() -> Result<(), Box<dyn Error>> {
     config.compile_fds(definitions)?;
     Ok(())
 }
+
+/// The variant for an unknown value: `PULL_PHASE_UNSPECIFIED` of `PullPhase`.
+fn unspecified_variant(name: &str) -> String {
+    let mut variant = String::new();
+    for letter in name.rsplit('.').next().unwrap_or_default().chars() {
+        if letter.is_uppercase() && !variant.is_empty() {
+            variant.push('_');
+        }
+        variant.push(letter.to_ascii_uppercase());
+    }
+    variant + "_UNSPECIFIED"
+}
+
+/// Enums that print as words: the case of their words, and the word for an unknown value, empty where JSON has `null`.
+const WORDS: [(&str, &str, &str); 10] = [
+    ("CollectionGoal", "camelCase", "unknown"),
+    ("DecisionReason", "PascalCase", "Other"),
+    ("EventType", "PascalCase", "Unknown"),
+    ("FilesystemContent", "camelCase", "unknown"),
+    ("GcPhase", "camelCase", "unknown"),
+    ("LayerPhase", "camelCase", "unknown"),
+    ("LeaseOwner", "camelCase", "unknown"),
+    ("PullPhase", "camelCase", "unknown"),
+    ("PullStep", "camelCase", ""),
+    ("RemovalTrigger", "camelCase", "other"),
+];
+
+/// Words that are not the names of their values.
+const OTHER_WORDS: [(&str, &str); 2] = [
+    ("LayerPhase.LAYER_PHASE_ELSEWHERE", "fetched by another pull"),
+    ("LeaseOwner.LEASE_OWNER_REQUEST", "lease"),
+];
 
 /// Messages that the command line prints as they are, with `-o json`; enums as words.
 const SHOWN: [&str; 38] = [

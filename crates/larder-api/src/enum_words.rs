@@ -1,141 +1,23 @@
 //! Enums of the API as words, which `-o json` and tables print.
 
+use std::str::FromStr;
+
 use serde::{Deserialize as _, Deserializer, Serializer};
 
-use crate::v1::{
-    CollectionGoal, DecisionReason, EventType, FilesystemContent, GcPhase, LayerPhase, PullPhase, PullStep,
-    RemovalTrigger,
-};
-
-/// An enum of the API whose values print as words. Its numbers have no gaps.
-pub trait EnumWord: Copy + Default + TryFrom<i32> {
+/// An enum of the API whose values print as words. `build.rs` derives them from the names of the values.
+pub trait EnumWord: Copy + Default + TryFrom<i32> + Into<&'static str> + FromStr {
     /// The word; empty where JSON has `null`.
-    fn word(self) -> &'static str;
+    fn word(self) -> &'static str {
+        self.into()
+    }
 
     /// The value with this word, or the unspecified one.
     fn from_word(word: &str) -> Self {
-        let mut values = (0..).map_while(|number| Self::try_from(number).ok());
-        values.find(|value| value.word() == word).unwrap_or_default()
+        word.parse().unwrap_or_default()
     }
 }
 
-impl EnumWord for CollectionGoal {
-    fn word(self) -> &'static str {
-        match self {
-            CollectionGoal::Unspecified => "unknown",
-            CollectionGoal::Thresholds => "thresholds",
-            CollectionGoal::Free => "free",
-            CollectionGoal::AllUnused => "allUnused",
-            CollectionGoal::FailedPulls => "failedPulls",
-            CollectionGoal::Dangling => "dangling",
-        }
-    }
-}
-
-impl EnumWord for DecisionReason {
-    fn word(self) -> &'static str {
-        match self {
-            DecisionReason::Unspecified => "Other",
-            DecisionReason::Space => "Space",
-            DecisionReason::SharedLayer => "SharedLayer",
-            DecisionReason::TooOld => "TooOld",
-            DecisionReason::Unused => "Unused",
-            DecisionReason::ClockWentBack => "ClockWentBack",
-            DecisionReason::Failed => "Failed",
-            DecisionReason::FreesNothing => "FreesNothing",
-            DecisionReason::InUse => "InUse",
-            DecisionReason::InvalidId => "InvalidId",
-            DecisionReason::Kept => "Kept",
-            DecisionReason::NotNeeded => "NotNeeded",
-            DecisionReason::Pinned => "Pinned",
-            DecisionReason::TooYoung => "TooYoung",
-            DecisionReason::Unreachable => "Unreachable",
-            DecisionReason::Recent => "Recent",
-            DecisionReason::Leased => "Leased",
-        }
-    }
-}
-
-impl EnumWord for RemovalTrigger {
-    fn word(self) -> &'static str {
-        match self {
-            RemovalTrigger::Unspecified => "other",
-            RemovalTrigger::Space => "space",
-            RemovalTrigger::Age => "age",
-            RemovalTrigger::Free => "free",
-            RemovalTrigger::AllUnused => "allUnused",
-            RemovalTrigger::Request => "request",
-            RemovalTrigger::Dangling => "dangling",
-        }
-    }
-}
-
-impl EnumWord for PullPhase {
-    fn word(self) -> &'static str {
-        match self {
-            PullPhase::Unspecified => "unknown",
-            PullPhase::Queued => "queued",
-            PullPhase::Throttled => "throttled",
-            PullPhase::Pulling => "pulling",
-        }
-    }
-}
-
-impl EnumWord for PullStep {
-    fn word(self) -> &'static str {
-        match self {
-            PullStep::Unspecified => "",
-            PullStep::Resolving => "resolving",
-            PullStep::Pulling => "pulling",
-            PullStep::Committing => "committing",
-        }
-    }
-}
-
-impl EnumWord for LayerPhase {
-    fn word(self) -> &'static str {
-        match self {
-            LayerPhase::Unspecified => "unknown",
-            LayerPhase::Queued => "queued",
-            LayerPhase::Elsewhere => "fetched by another pull",
-            LayerPhase::Fetching => "fetching",
-            LayerPhase::Unpacking => "unpacking",
-            LayerPhase::Unpacked => "unpacked",
-            LayerPhase::Done => "done",
-        }
-    }
-}
-
-impl EnumWord for GcPhase {
-    fn word(self) -> &'static str {
-        match self {
-            GcPhase::Unspecified => "unknown",
-            GcPhase::Reclaiming => "reclaiming",
-            GcPhase::Planning => "planning",
-            GcPhase::Removing => "removing",
-        }
-    }
-}
-
-impl EnumWord for FilesystemContent {
-    fn word(self) -> &'static str {
-        match self {
-            FilesystemContent::Unspecified => "unknown",
-            FilesystemContent::Images => "images",
-            FilesystemContent::Containers => "containers",
-        }
-    }
-}
-
-impl EnumWord for EventType {
-    fn word(self) -> &'static str {
-        match self {
-            EventType::Unspecified => "Unknown",
-            EventType::Normal => "Normal",
-            EventType::Warning => "Warning",
-        }
-    }
-}
+impl<E: Copy + Default + TryFrom<i32> + Into<&'static str> + FromStr> EnumWord for E {}
 
 /// Serializes the number of an enum as its word.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes fields so")]
@@ -158,7 +40,10 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::v1::{Pull, Removal};
+    use crate::v1::{
+        CollectionGoal, DecisionReason, EventType, FilesystemContent, GcPhase, LayerPhase, LeaseOwner, Pull,
+        PullPhase, PullStep, Removal, RemovalTrigger,
+    };
 
     #[test]
     fn json_has_words_for_numbers() {
@@ -194,5 +79,6 @@ mod tests {
         check::<EventType>();
         check::<FilesystemContent>();
         check::<GcPhase>();
+        check::<LeaseOwner>();
     }
 }

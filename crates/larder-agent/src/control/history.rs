@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use larder::gc::{HistoryFile, RemovalHistoryEntry};
+use larder_api::EnumWord as _;
 use larder_api::v1::{HistoryEntry, HistoryResponse, RemovalTrigger};
 
 use super::report::time;
@@ -30,25 +31,12 @@ fn shown(entry: RemovalHistoryEntry) -> HistoryEntry {
         time: time(entry.at),
         id: entry.id.into(),
         names: entry.names,
-        trigger: trigger_of(&entry.reason).into(),
+        trigger: RemovalTrigger::from_word(&entry.reason).into(),
         why: entry.why,
         promised_bytes: entry.promised.bytes,
         promised_inodes: entry.promised.inodes,
         estimated: entry.estimated,
         freed_bytes: entry.freed.map(|freed| freed.bytes),
         freed_inodes: entry.freed.map(|freed| freed.inodes),
-    }
-}
-
-/// The word of the history file as the API has it.
-fn trigger_of(word: &str) -> RemovalTrigger {
-    match word {
-        "space" => RemovalTrigger::Space,
-        "age" => RemovalTrigger::Age,
-        "free" => RemovalTrigger::Free,
-        "allUnused" => RemovalTrigger::AllUnused,
-        "request" => RemovalTrigger::Request,
-        "dangling" => RemovalTrigger::Dangling,
-        _ => RemovalTrigger::Unspecified,
     }
 }
