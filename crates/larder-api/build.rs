@@ -16,6 +16,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         let derive = "#[derive(serde::Serialize, serde::Deserialize)] #[serde(rename_all = \"camelCase\")]";
         config = config.type_attribute(format!(".larder.control.v1.{message}"), derive);
     }
+    for message in STRICT {
+        config =
+            config.type_attribute(format!(".larder.control.v1.{message}"), "#[serde(deny_unknown_fields)]");
+    }
     for (name, case, unspecified) in WORDS {
         let name = format!(".larder.control.v1.{name}");
         let derive = "#[derive(strum::EnumString, strum::IntoStaticStr)]";
@@ -26,6 +30,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     for (variant, word) in OTHER_WORDS {
         let word = format!("#[strum(serialize = \"{word}\")]");
         config = config.field_attribute(format!(".larder.control.v1.{variant}"), word);
+    }
+    for field in FLATTENED {
+        config = config.field_attribute(format!(".larder.control.v1.{field}"), "#[serde(flatten)]");
     }
     for field in MAY_BE_EMPTY {
         let null = "#[serde(serialize_with = \"crate::or_null\", deserialize_with = \"crate::or_empty\")]";
@@ -87,7 +94,7 @@ const OTHER_WORDS: [(&str, &str); 2] = [
 ];
 
 /// Messages that the command line prints as they are, with `-o json`; enums as words.
-const SHOWN: [&str; 38] = [
+const SHOWN: [&str; 45] = [
     "CallStatus",
     "Collection",
     "Condition",
@@ -98,6 +105,7 @@ const SHOWN: [&str; 38] = [
     "DockerSystemDf",
     "DockerUsage",
     "Event",
+    "Explanation",
     "FailedRemoval",
     "FileSystem",
     "GcRound",
@@ -105,10 +113,16 @@ const SHOWN: [&str; 38] = [
     "ImageTotal",
     "UsageByState",
     "HistoryEntry",
+    "Image",
     "ImageDecision",
+    "ImageLease",
+    "KeepRule",
     "KubernetesConnection",
     "KubernetesStatus",
+    "LabelSelector",
+    "LoadedImage",
     "Mount",
+    "NewestSelector",
     "NodeImage",
     "OtherFilesystem",
     "Pull",
@@ -129,7 +143,7 @@ const SHOWN: [&str; 38] = [
 ];
 
 /// Texts of theirs that may say nothing, which is `null` there.
-const MAY_BE_EMPTY: [&str; 12] = [
+const MAY_BE_EMPTY: [&str; 13] = [
     "Collection.when_unreachable",
     "Event.namespace",
     "Event.name",
@@ -138,14 +152,21 @@ const MAY_BE_EMPTY: [&str; 12] = [
     "Event.message",
     "Event.requester",
     "Event.time",
+    "Image.username",
     "Pull.waiting",
     "PullLayer.waiting",
     "StatusResponse.state",
     "StatusResponse.backend_message",
 ];
 
+/// Messages of theirs that the file of keep rules has: with a field that is unknown, it is not read.
+const STRICT: [&str; 3] = ["KeepRule", "LabelSelector", "NewestSelector"];
+
+/// Messages within others whose fields print as fields of these.
+const FLATTENED: [&str; 1] = ["Explanation.decision"];
+
 /// Fields of theirs that it does not print.
-const BESIDE: [&str; 8] = [
+const BESIDE: [&str; 14] = [
     "Collection.asked_bytes",
     "Collection.warnings",
     "Collection.error",
@@ -153,5 +174,11 @@ const BESIDE: [&str; 8] = [
     "Collection.low_threshold_percent",
     "Collection.usage_by_state",
     "Collection.planned",
+    "Explanation.under_pressure",
+    "Explanation.milliseconds_since_first_seen",
+    "Explanation.milliseconds_since_last_used",
+    "Image.details",
+    "Image.hidden",
+    "LoadedImage.bare_tags",
     "UsageByState.reclaimable_bytes",
 ];

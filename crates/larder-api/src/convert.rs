@@ -5,8 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use jiff::Timestamp;
 use larder::backend::{
-    ByteProgress, CallErrorKind, Image, ImageDetails, LayerPhase, LayerProgress, PullDetail, PullStep,
-    PullWait,
+    ByteProgress, CallErrorKind, Image, LayerPhase, LayerProgress, PullDetail, PullStep, PullWait,
 };
 use larder::credentials::{PullSecret, SecretCoordinates};
 use larder::events::{Event, EventReason, EventType};
@@ -166,11 +165,6 @@ pub fn image_from(image: api::Image) -> Image {
         username: image.username,
         spec: None,
     }
-}
-
-/// Image details in an answer of `Inspect`.
-pub fn details_from(answer: api::InspectResponse) -> ImageDetails {
-    ImageDetails { image: image_from(answer.image.unwrap_or_default()), info: answer.info }
 }
 
 /// An event as a message; `number` is its position in the event ring.

@@ -7,12 +7,13 @@ use super::error::FetchErrorKind;
 use super::session::{RepositorySession, RequestError, SessionHost, accepting_manifests};
 use larder::reference::DEFAULT_TAG;
 
-/// Outcome of a request to one host.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Outcome of a request to one host, as `larder explain access -o json` prints it.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct FetchAttempt {
     /// `HOST` or `HOST:PORT`.
     pub host: String,
     /// Whether the credential was sent: it is for this host, and the host or its token server requested one.
+    #[serde(rename = "sent")]
     pub authenticated: bool,
     /// Whether the host has the image and permits its pull.
     pub accepted: bool,

@@ -2,11 +2,12 @@
 
 use std::io;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use larder::files;
 use larder::hint::Hint;
-use larder::retention::{KeepRule, Selector};
+use larder::retention::KeepRule;
+use larder_api::convert;
+use larder_api::v1 as api;
 use serde::{Deserialize, Serialize};
 
 use super::dir::StateDir;
@@ -22,25 +23,7 @@ pub(crate) struct KeepRuleFile(PathBuf);
 #[serde(deny_unknown_fields)]
 struct KeepRuleDocument {
     version: u32,
-    rules: Vec<KeepRuleRecord>,
-}
-
-/// One rule, as it is written and as `-o json` shows it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(super) struct KeepRuleRecord {
-    select: KeepSelectorRecord,
-    ttl_seconds: Option<u64>,
-    budget_bytes: Option<u64>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-enum KeepSelectorRecord {
-    Name(String),
-    Digest(String),
-    Label { key: String, value: Option<String> },
-    Newest { repository: String, count: usize },
+    rules: Vec<api::KeepRule>,
 }
 
 impl KeepRuleFile {
@@ -65,13 +48,14 @@ impl KeepRuleFile {
         };
         let file: KeepRuleDocument = files::decode_document(&text, VERSION)
             .map_err(|problem| wrong(&format_args!("{}: {problem}", self.0.display())))?;
-        Ok(file.rules.into_iter().map(KeepRule::from).collect())
+        let rules = file.rules.into_iter().map(convert::keep_rule_from).collect::<Result<_, _>>();
+        rules.map_err(|problem| wrong(&format_args!("{}: {}", self.0.display(), problem.message())))
     }
 
     /// Replaces all rules. Durable when it returns.
     pub(crate) fn write(&self, rules: &[KeepRule]) -> Result<(), Error> {
         let file =
-            KeepRuleDocument { version: VERSION, rules: rules.iter().map(KeepRuleRecord::from).collect() };
+            KeepRuleDocument { version: VERSION, rules: rules.iter().map(convert::keep_rule).collect() };
         serde_json::to_vec_pretty(&file)
             .map_err(io::Error::from)
             .and_then(|text| files::replace(&self.0, &text))
@@ -79,59 +63,12 @@ impl KeepRuleFile {
     }
 }
 
-/// A rule in force, and where it comes from.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ListedRule {
-    /// The rule.
-    pub rule: KeepRule,
-    /// Where the settings have it, such as `/etc/larder/config.yaml:12`; `None` for one of `larder keep`.
-    pub place: Option<String>,
-}
-
-/// How it is shown with `-o json`.
-#[derive(Serialize)]
-pub struct KeepRuleView<'a> {
-    #[serde(flatten)]
-    rule: KeepRuleRecord,
-    from: Option<&'a str>,
-}
-
-impl<'a> From<&'a ListedRule> for KeepRuleView<'a> {
-    fn from(listed: &'a ListedRule) -> KeepRuleView<'a> {
-        KeepRuleView { rule: KeepRuleRecord::from(&listed.rule), from: listed.place.as_deref() }
-    }
-}
-
-impl From<&KeepRule> for KeepRuleRecord {
-    fn from(rule: &KeepRule) -> KeepRuleRecord {
-        let select = match rule.select.clone() {
-            Selector::Name(name) => KeepSelectorRecord::Name(name),
-            Selector::Digest(digest) => KeepSelectorRecord::Digest(digest),
-            Selector::Label(key, value) => KeepSelectorRecord::Label { key, value },
-            Selector::Newest { repository, count } => KeepSelectorRecord::Newest { repository, count },
-        };
-        KeepRuleRecord {
-            select,
-            ttl_seconds: rule.ttl.map(|ttl| ttl.as_secs()),
-            budget_bytes: rule.budget_bytes,
-        }
-    }
-}
-
-impl From<KeepRuleRecord> for KeepRule {
-    fn from(rule: KeepRuleRecord) -> KeepRule {
-        let select = match rule.select {
-            KeepSelectorRecord::Name(name) => Selector::Name(name),
-            KeepSelectorRecord::Digest(digest) => Selector::Digest(digest),
-            KeepSelectorRecord::Label { key, value } => Selector::Label(key, value),
-            KeepSelectorRecord::Newest { repository, count } => Selector::Newest { repository, count },
-        };
-        KeepRule { select, ttl: rule.ttl_seconds.map(Duration::from_secs), budget_bytes: rule.budget_bytes }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use larder::retention::Selector;
+
     use super::*;
 
     #[test]

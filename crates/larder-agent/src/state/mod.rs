@@ -5,4 +5,3 @@ mod keep;
 
 pub use dir::StateDir;
 pub(crate) use keep::KeepRuleFile;
-pub use keep::{KeepRuleView, ListedRule};

@@ -4,12 +4,10 @@ mod layers;
 
 use std::collections::BTreeMap;
 
-use larder::backend::ImageDetails;
-use larder::reference::{ImageId, ImageName};
+use larder::reference::ImageName;
 use larder_agent::image_name;
 use larder_agent::manifest::{InputPlace, InputProblem};
-use larder_api::convert;
-use larder_api::v1::{ImagesResponse, InspectRequest};
+use larder_api::v1::{Image, ImagesResponse, InspectRequest, InspectResponse};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -39,7 +37,7 @@ pub(super) async fn run(args: &InspectArgs, session: &CommandSession) -> Result<
     for name in names {
         let request = InspectRequest { image: name.to_owned() };
         match client.ask(async |mut calls| calls.inspect(request).await).await {
-            Ok(details) => found.push(InspectRecord::new(convert::details_from(details), listed.as_ref())),
+            Ok(details) => found.push(InspectRecord::new(details, listed.as_ref())),
             Err(failure) if failure.outcome() == CommandOutcome::Unreachable => return Err(failure),
             Err(failure) => outcome = outcome.max(failure.print(out)),
         }
@@ -77,14 +75,8 @@ pub(super) fn names_and_ids<'a>(arguments: &'a [ImageName], out: &Printer) -> (V
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct InspectRecord {
-    id: ImageId,
-    repo_tags: Vec<String>,
-    repo_digests: Vec<String>,
-    size_bytes: u64,
-    pinned: bool,
-    uid: Option<i64>,
-    #[serde(serialize_with = "larder_api::or_null")]
-    username: String,
+    #[serde(flatten)]
+    image: Image,
     /// Details that the runtime adds in its own shape; JSON texts become JSON.
     info: BTreeMap<String, Value>,
     /// With `--layers`, the lowest first; empty if unknown.
@@ -93,29 +85,21 @@ struct InspectRecord {
 }
 
 impl InspectRecord {
-    fn new(ImageDetails { image, info }: ImageDetails, listed: Option<&ImagesResponse>) -> Self {
+    fn new(InspectResponse { image, info }: InspectResponse, listed: Option<&ImagesResponse>) -> Self {
+        let image = image.unwrap_or_default();
         let info = info.into_iter().map(|(key, text)| {
             let value = serde_json::from_str(&text).unwrap_or(Value::String(text));
             (key, value)
         });
         let info = info.collect();
-        InspectRecord {
-            layers: listed.map(|listed| layers::of(image.id.as_str(), listed, &info)),
-            id: image.id,
-            repo_tags: image.repo_tags,
-            repo_digests: image.repo_digests,
-            size_bytes: image.size,
-            pinned: image.pinned,
-            uid: image.uid,
-            username: image.username,
-            info,
-        }
+        InspectRecord { layers: listed.map(|listed| layers::of(&image.id, listed, &info)), image, info }
     }
 
     /// Its names, else its ID, and its size.
     fn title(&self) -> String {
-        let names = if self.repo_tags.is_empty() { &self.repo_digests } else { &self.repo_tags };
-        let name = if names.is_empty() { self.id.to_string() } else { names.join(", ") };
-        format!("{name}   {}", size::bytes(self.size_bytes))
+        let Image { id, repo_tags, repo_digests, size_bytes, .. } = &self.image;
+        let names = if repo_tags.is_empty() { repo_digests } else { repo_tags };
+        let name = if names.is_empty() { id.clone() } else { names.join(", ") };
+        format!("{name}   {}", size::bytes(*size_bytes))
     }
 }

@@ -3,9 +3,9 @@
 use larder::hint::Hint;
 use larder::retention::{KeepRule, Selector};
 use larder_agent::client::Client;
-use larder_agent::state::{KeepRuleView, ListedRule};
 use larder_api::convert;
-use larder_api::v1::{KeepRequest, KeepResponse};
+use larder_api::v1::{self as api, KeepRequest, KeepResponse};
+use serde::Serialize;
 
 use crate::args::{KeepArgs, KeepSubcommand, UnkeepArgs};
 use crate::exit::CommandOutcome;
@@ -13,6 +13,27 @@ use crate::failure::Failure;
 use crate::output::table::TextTable;
 use crate::output::{self, PrintFormat};
 use crate::session::{CommandSession, ImageAccess};
+
+/// A rule in force, and where the settings have it, such as `/etc/larder/config.yaml:12`; `None` for one of `larder keep`.
+#[derive(PartialEq)]
+struct ListedRule {
+    rule: KeepRule,
+    place: Option<String>,
+}
+
+/// A rule as `-o json` shows it.
+#[derive(Serialize)]
+struct KeepRuleRecord<'a> {
+    #[serde(flatten)]
+    rule: api::KeepRule,
+    from: Option<&'a str>,
+}
+
+impl ListedRule {
+    fn record(&self) -> KeepRuleRecord<'_> {
+        KeepRuleRecord { rule: convert::keep_rule(&self.rule), from: self.place.as_deref() }
+    }
+}
 
 /// Adds a rule, lists all, or drops some.
 pub(super) async fn keep(args: &KeepArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
@@ -31,7 +52,7 @@ async fn list(format: PrintFormat, session: &CommandSession) -> Result<CommandOu
         Some(client) => rules(&client).await?,
         None => Vec::new(),
     };
-    let shown: Vec<KeepRuleView<'_>> = rules.iter().map(KeepRuleView::from).collect();
+    let shown: Vec<_> = rules.iter().map(ListedRule::record).collect();
     output::show(&session.out, format, &shown, || table(&rules));
     Ok(CommandOutcome::Done)
 }
@@ -51,7 +72,7 @@ async fn add(select: Selector, args: &KeepArgs, session: &CommandSession) -> Res
     let added = answer.rules.into_iter().last().map(convert::keep_rule_from).transpose()?;
     let rule = added.unwrap_or(rule);
     match args.output.data() {
-        Some(format) => output::data(out, format, &KeepRuleView::from(&ListedRule { rule, place: None })),
+        Some(format) => output::data(out, format, &ListedRule { rule, place: None }.record()),
         None => out.line(format_args!("added keep rule: {rule}")),
     }
     for warning in answer.warnings {

@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use larder::reference::{ImageId, ImageName};
+use larder::reference::ImageName;
 use larder_agent::client::Client;
 use larder_api::v1::{ImageLease, LeaseOwner, LeaseRequest, LeaseResponse, LeasesRequest};
-use serde::Serialize;
 
 use super::inspect::names_and_ids;
 use crate::args::{LeaseArgs, LeaseSubcommand};
@@ -64,41 +63,18 @@ async fn lease(client: &Client, name: &str, seconds: u64) -> Result<LeaseRespons
 async fn list(format: PrintFormat, session: &CommandSession) -> Result<CommandOutcome, Failure> {
     let client = session.open(&ImageAccess::write()).await?;
     let leases = client.ask(async |mut calls| calls.leases(LeasesRequest {}).await).await?.leases;
-    let rows: Vec<LeaseRecord> = leases.into_iter().map(LeaseRecord::from).collect();
-    output::show(&session.out, format, &rows, || table(&rows, format.is_wide()));
+    output::show(&session.out, format, &leases, || table(&leases, format.is_wide()));
     Ok(CommandOutcome::Done)
 }
 
-/// A lease on an image. The shape of `-o json`.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct LeaseRecord {
-    id: ImageId,
-    names: Vec<String>,
-    /// `ensure` or `lease`.
-    owner: &'static str,
-    seconds_left: u64,
-    ends: String,
-}
-
-impl From<ImageLease> for LeaseRecord {
-    fn from(lease: ImageLease) -> Self {
-        let owner = match lease.owner() {
-            LeaseOwner::Request => "lease",
-            LeaseOwner::Ensure | LeaseOwner::Unspecified => "ensure",
-        };
-        let ImageLease { id, names, seconds_left, ends, .. } = lease;
-        LeaseRecord { id: id.into(), names, owner, seconds_left, ends }
-    }
-}
-
-fn table(rows: &[LeaseRecord], wide: bool) -> TextTable {
+fn table(leases: &[ImageLease], wide: bool) -> TextTable {
     let mut table = TextTable::new(["IMAGE", "OWNER", "EXPIRES IN", "EXPIRES"]);
-    for row in rows {
-        let owner = if row.owner == "lease" { "larder lease" } else { "ensure, pull or load" };
-        let left = size::whole_seconds(Duration::from_secs(row.seconds_left));
-        let image = names::image_names(&row.names, row.id.as_str(), wide);
-        table.row([image, owner.to_owned(), left, row.ends.clone()]);
+    for lease in leases {
+        let is_requested = lease.owner() == LeaseOwner::Request;
+        let owner = if is_requested { "larder lease" } else { "ensure, pull or load" };
+        let left = size::whole_seconds(Duration::from_secs(lease.seconds_left));
+        let image = names::image_names(&lease.names, &lease.id, wide);
+        table.row([image, owner.to_owned(), left, lease.ends.clone()]);
     }
     table
 }

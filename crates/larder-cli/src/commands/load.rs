@@ -4,11 +4,10 @@ use std::io::{self, IsTerminal as _};
 use std::path::{Path, PathBuf};
 
 use larder::hint::Hint;
-use larder::reference::{ImageId, Reference};
+use larder::reference::Reference;
 use larder_agent::client::{ArchiveUpload, Client};
 use larder_agent::control::base_name;
 use larder_api::v1::{LeftOutManifest, LoadResponse, LoadedImage};
-use serde::Serialize;
 
 use crate::args::LoadArgs;
 use crate::exit::CommandOutcome;
@@ -39,7 +38,7 @@ pub(super) async fn run(args: &LoadArgs, session: &CommandSession) -> Result<Com
                     out.info(format_args!("note: {}: left out {digest}: {reason}", file.display()));
                 }
                 print_name_notes(file, base.as_ref(), &images, out);
-                loaded.extend(images.into_iter().map(LoadRecord::from));
+                loaded.extend(images);
             }
             Err(failure) => {
                 let is_stdin = file == Path::new("-");
@@ -55,7 +54,7 @@ pub(super) async fn run(args: &LoadArgs, session: &CommandSession) -> Result<Com
     }
     match args.output {
         Some(format) => output::data(out, format, &loaded),
-        None => loaded.iter().for_each(|image| image.print(out)),
+        None => loaded.iter().for_each(|image| print(image, out)),
     }
     Ok(outcome)
 }
@@ -91,30 +90,12 @@ fn print_name_notes(file: &Path, name: Option<&Reference>, images: &[LoadedImage
     }
 }
 
-/// One image. The shape of `-o json`.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct LoadRecord {
-    id: ImageId,
-    repo_tags: Vec<String>,
-    repo_digests: Vec<String>,
-}
-
-impl From<LoadedImage> for LoadRecord {
-    fn from(image: LoadedImage) -> Self {
-        let LoadedImage { id, repo_tags, repo_digests, .. } = image;
-        LoadRecord { id: id.into(), repo_tags, repo_digests }
+/// Prints it as docker does.
+fn print(image: &LoadedImage, out: &Printer) {
+    if image.repo_tags.is_empty() {
+        out.line(format_args!("Loaded image ID: {}", image.id));
     }
-}
-
-impl LoadRecord {
-    /// Prints it as docker does.
-    fn print(&self, out: &Printer) {
-        if self.repo_tags.is_empty() {
-            out.line(format_args!("Loaded image ID: {}", self.id));
-        }
-        for name in &self.repo_tags {
-            out.line(format_args!("Loaded image: {name}"));
-        }
+    for name in &image.repo_tags {
+        out.line(format_args!("Loaded image: {name}"));
     }
 }

@@ -125,19 +125,7 @@ struct TriedCredential {
     /// `null` for a token, or without a credential.
     user: Option<String>,
     /// Empty if an earlier credential was accepted.
-    hosts: Vec<RegistryAnswer>,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct RegistryAnswer {
-    host: String,
-    /// Whether the credential was sent to it.
-    sent: bool,
-    accepted: bool,
-    /// HTTP status; `null` when there was no answer.
-    status: Option<u16>,
-    answer: String,
+    hosts: Vec<FetchAttempt>,
 }
 
 async fn check_access(
@@ -165,9 +153,9 @@ async fn check_access(
             let session = client
                 .session(&name, credential)
                 .map_err(|error| Failure::bad_input(error_chain(&error)).hints(error.hint()))?;
-            hosts = session.try_hosts().await.into_iter().map(RegistryAnswer::from).collect();
+            hosts = session.try_hosts().await;
         }
-        check.accepted |= hosts.iter().any(|host: &RegistryAnswer| host.accepted);
+        check.accepted |= hosts.iter().any(|host| host.accepted);
         check.credentials.push(TriedCredential {
             source: credential.map(|credential| place(credential, &credentials.candidates)),
             user: credential.map(|credential| credential.username.clone()).filter(|user| !user.is_empty()),
@@ -183,22 +171,13 @@ pub(in crate::commands) async fn find_credentials(
     credentials: &CredentialSetup,
 ) -> Result<Vec<Credential>, Failure> {
     let EnsureRequest { image, secrets, pod, .. } = &job.request;
-    credentials.sources.lookup(image, secrets, pod).await.map_err(|error| {
-        let failure = Failure::bad_input(format!("{}: {error}", job.label));
-        error.hint().map_or_else(|| failure.clone(), |hint| failure.clone().hint(hint))
-    })
+    let found = credentials.sources.lookup(image, secrets, pod).await;
+    found.map_err(|error| Failure::bad_input(format!("{}: {error}", job.label)).hints(error.hint()))
 }
 
 fn failed(image: &str, candidates: &UserCredentials) -> Vec<FailedProgram> {
     let failed = candidates.failed(image).into_iter();
     failed.map(|(program, error)| FailedProgram { program, error }).collect()
-}
-
-impl From<FetchAttempt> for RegistryAnswer {
-    fn from(trial: FetchAttempt) -> RegistryAnswer {
-        let FetchAttempt { host, authenticated: sent, accepted, status, answer } = trial;
-        RegistryAnswer { host, sent, accepted, status, answer }
-    }
 }
 
 /// Where a credential was found.
@@ -224,7 +203,7 @@ fn print(access: &AccessRecord, out: &Printer) {
             let user = found.user.clone().unwrap_or_default();
             for (number, host) in found.hosts.iter().enumerate() {
                 let first = |text: &str| if number == 0 { text.to_owned() } else { String::new() };
-                let sent = if host.sent { "yes" } else { "no" };
+                let sent = if host.authenticated { "yes" } else { "no" };
                 table.row([first(&place), first(&user), host.host.clone(), sent.into(), host.answer.clone()]);
             }
             if found.hosts.is_empty() {
@@ -249,7 +228,7 @@ impl AccessCheck {
     fn conclusion(&self) -> String {
         let accepted = self.credentials.iter().find_map(|found| Some((found, found.accepting_host()?)));
         match accepted {
-            Some((TriedCredential { source: Some(place), .. }, host)) if host.sent => {
+            Some((TriedCredential { source: Some(place), .. }, host)) if host.authenticated => {
                 format!("accessible with {place}")
             }
             Some((_, host)) => format!("accessible anonymously from {}", host.host),
@@ -259,7 +238,7 @@ impl AccessCheck {
 }
 
 impl TriedCredential {
-    fn accepting_host(&self) -> Option<&RegistryAnswer> {
+    fn accepting_host(&self) -> Option<&FetchAttempt> {
         self.hosts.iter().find(|host| host.accepted)
     }
 }

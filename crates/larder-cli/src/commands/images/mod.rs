@@ -8,7 +8,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use larder::age;
-use larder::backend::Image;
 use larder::glob;
 use larder::go_format;
 use larder::reference::{ImageId, Reference};
@@ -16,7 +15,6 @@ use larder::retention::nearest_names;
 use larder_agent::NodeOpenError;
 use larder_agent::client::Client;
 use larder_agent::image_name::digits_of_id;
-use larder_api::convert;
 use larder_api::v1 as api;
 use serde::Serialize;
 
@@ -36,12 +34,11 @@ const SHORT_ID: usize = 13;
 pub(super) async fn run(args: &ImagesArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
     let out = &session.out;
     let listed = match open(session, needs_details(args)).await? {
-        Some(client) if needs_details(args) => {
-            client.detailed_images(filter::label_keys(&args.filter)).await?
-        }
         Some(client) => {
-            let images = client.images().await?.iter().map(convert::image).collect();
-            api::ImagesResponse { images, ..api::ImagesResponse::default() }
+            let details = needs_details(args);
+            let label_keys = if details { filter::label_keys(&args.filter) } else { Vec::new() };
+            let request = api::ImagesRequest { details, label_keys, ..Default::default() };
+            client.ask(async |mut calls| calls.images(request).await).await?
         }
         None => api::ImagesResponse::default(),
     };
@@ -143,23 +140,22 @@ struct ImageTableRow {
 }
 
 /// An image under each of its names: all tags, or its digests if it has no tag.
-fn rows(found: &api::Image) -> Vec<ImageTableRow> {
-    let image = &convert::image_from(found.clone());
-    let details = found.details.clone();
+fn rows(image: &api::Image) -> Vec<ImageTableRow> {
+    let details = image.details.clone();
     let in_use = details.as_ref().map(|details| details.in_use);
     let details = details.unwrap_or_default();
     let row = |repository: &str, tag: Option<&str>| ImageTableRow {
         repository: repository.to_owned(),
         tag: tag.map(str::to_owned),
         digest: digest_of(image, repository),
-        id: image.id.clone(),
-        size_bytes: image.size,
+        id: image.id.clone().into(),
+        size_bytes: image.size_bytes,
         pinned: image.pinned,
         created: details.created.clone(),
         last_used: details.last_used.clone(),
         unique_bytes: details.unique_bytes,
         in_use,
-        hidden: found.hidden,
+        hidden: image.hidden,
         labels: details.labels.clone().into_iter().collect(),
         layers: details.layers.clone(),
     };
@@ -185,7 +181,7 @@ fn split_tag(name: &str) -> (&str, Option<&str>) {
 }
 
 /// The digest that an image has in a repository.
-fn digest_of(image: &Image, repository: &str) -> Option<String> {
+fn digest_of(image: &api::Image, repository: &str) -> Option<String> {
     let mut digests = image.repo_digests.iter().filter_map(|name| name.split_once('@'));
     digests.find(|(name, _)| *name == repository).map(|(_, digest)| digest.to_owned())
 }
