@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use larder::events::{Event, EventSink};
-use larder::pull::{EnsureError, EnsureReason, EnsureRequest, EnsuredImage};
-use larder::reference::ImageName;
+use larder::pull::{EnsureError, EnsureReason, EnsureRequest, EnsuredImage, ImagePresence};
+use larder::reference::{ImageId, ImageName};
 use larder_agent::client::{Client, EnsureSession};
 use larder_agent::image_name;
 use larder_agent::registry::UserCredentials;
+use serde::Serialize;
 use tokio::time::{self, Instant};
 
 use super::make_room;
@@ -55,6 +56,56 @@ pub(super) enum EnsureResult {
     Failed(EnsureError),
     /// The run was interrupted before it was known.
     Unfinished,
+}
+
+/// How an ensure ended, in the fields that `ensure` and `pull` have in common with `-o json`.
+#[derive(Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct EnsureOutcomeRecord {
+    /// `Present`, `Pulled`, `Failed`, `Unfinished`.
+    pub(super) result: &'static str,
+    /// Such as `ErrImagePull`; `None` unless failed.
+    pub(super) reason: Option<String>,
+    pub(super) message: Option<String>,
+    pub(super) id: Option<ImageId>,
+    pub(super) size_bytes: Option<u64>,
+    pub(super) pull_seconds: Option<f64>,
+    pub(super) total_seconds: Option<f64>,
+}
+
+impl EnsureOutcomeRecord {
+    pub(super) fn of(result: &EnsureResult) -> EnsureOutcomeRecord {
+        let unfinished = EnsureOutcomeRecord { result: "Unfinished", ..EnsureOutcomeRecord::default() };
+        match result {
+            EnsureResult::Unfinished => unfinished,
+            EnsureResult::Failed(error) => EnsureOutcomeRecord {
+                result: "Failed",
+                reason: Some(error.reason.to_string()),
+                message: Some(error.message.clone()).filter(|message| !message.is_empty()),
+                ..unfinished
+            },
+            EnsureResult::Ensured(EnsuredImage { image_ref, message, outcome }) => {
+                let present = EnsureOutcomeRecord {
+                    result: "Present",
+                    message: Some(message.clone()).filter(|message| !message.is_empty()),
+                    id: Some(image_ref.clone()),
+                    ..unfinished
+                };
+                match *outcome {
+                    ImagePresence::Present => present,
+                    ImagePresence::Pulled { size_bytes, pull_duration, total_duration } => {
+                        EnsureOutcomeRecord {
+                            result: "Pulled",
+                            size_bytes: Some(size_bytes).filter(|size| *size > 0),
+                            pull_seconds: Some(pull_duration.as_secs_f64()),
+                            total_seconds: Some(total_duration.as_secs_f64()),
+                            ..present
+                        }
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// How all of them ended.

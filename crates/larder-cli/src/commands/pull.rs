@@ -6,12 +6,12 @@ use std::time::Duration;
 use larder::events::LogSink;
 use larder::pod::Pod;
 use larder::pull::{EnsureRequest, ImagePresence as Pulled, PullConfig, PullPolicy};
-use larder::reference::{ImageId, ImageName};
+use larder::reference::ImageName;
 use larder_agent::client::EnsureSession;
 use serde::Serialize;
 
 use super::ensure::{argument_uid, check_argument};
-use super::ensure_runner::{self, EnsureResult, EnsureResults, EnsureRun};
+use super::ensure_runner::{self, EnsureOutcomeRecord, EnsureResult, EnsureResults, EnsureRun};
 use super::pull_failure;
 use crate::args::PullArgs;
 use crate::credential_setup;
@@ -124,18 +124,10 @@ fn report(
 
 /// Result of one image. The shape of `-o json`, with the fields of `larder ensure`.
 #[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
 struct PullResultRow {
     image: ImageName,
-    /// `Pulled`, `Failed`, `Unfinished`.
-    result: &'static str,
-    /// Such as `ErrImagePull`.
-    reason: Option<String>,
-    message: Option<String>,
-    id: Option<ImageId>,
-    size_bytes: Option<u64>,
-    pull_seconds: Option<f64>,
-    total_seconds: Option<f64>,
+    #[serde(flatten)]
+    outcome: EnsureOutcomeRecord,
 }
 
 fn rows(requests: &[EnsureRequest], results: &[EnsureResult]) -> Vec<PullResultRow> {
@@ -145,37 +137,11 @@ fn rows(requests: &[EnsureRequest], results: &[EnsureResult]) -> Vec<PullResultR
 
 impl PullResultRow {
     fn new(image: &ImageName, result: &EnsureResult) -> Self {
-        let row = PullResultRow {
-            image: image.clone(),
-            result: "Unfinished",
-            reason: None,
-            message: None,
-            id: None,
-            size_bytes: None,
-            pull_seconds: None,
-            total_seconds: None,
-        };
-        match result {
-            EnsureResult::Unfinished => row,
-            EnsureResult::Failed(error) => PullResultRow {
-                result: "Failed",
-                reason: Some(error.reason.to_string()),
-                message: Some(error.message.clone()),
-                ..row
-            },
-            EnsureResult::Ensured(ensured) => {
-                let row = PullResultRow { result: "Pulled", id: Some(ensured.image_ref.clone()), ..row };
-                match ensured.outcome {
-                    Pulled::Present => row,
-                    Pulled::Pulled { size_bytes, pull_duration, total_duration } => PullResultRow {
-                        size_bytes: Some(size_bytes).filter(|size| *size > 0),
-                        pull_seconds: Some(pull_duration.as_secs_f64()),
-                        total_seconds: Some(total_duration.as_secs_f64()),
-                        ..row
-                    },
-                }
-            }
+        let mut outcome = EnsureOutcomeRecord::of(result);
+        if let EnsureResult::Ensured(_) = result {
+            (outcome.result, outcome.message) = ("Pulled", None);
         }
+        PullResultRow { image: image.clone(), outcome }
     }
 }
 

@@ -14,7 +14,7 @@ use larder_agent::client::{Client, EnsureSession};
 use larder_agent::registry::{ImageDocuments, PlatformMatcher, RegistryClient};
 use serde::Serialize;
 
-use super::inputs::{EnsureInputs, EnsureJob};
+use super::inputs::{EnsureInputs, EnsureJob, JobRecord};
 use super::pull_settings;
 use crate::args::EnsureArgs;
 use crate::commands::explain::access::{find_credentials, note_pulling_process, place};
@@ -41,12 +41,8 @@ struct DryRunRecord {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct PlannedRow {
-    image: ImageName,
-    policy: String,
-    object: String,
-    namespace: String,
-    #[serde(serialize_with = "larder_api::or_null")]
-    container: String,
+    #[serde(flatten)]
+    job: JobRecord,
     result: PlannedResult,
     /// Why it is refused, or the registry's answer.
     message: Option<String>,
@@ -238,13 +234,8 @@ async fn fetch_documents(
 
 impl PlannedRow {
     fn new(job: &EnsureJob, result: PlannedResult) -> PlannedRow {
-        let request = &job.request;
         PlannedRow {
-            image: request.image.clone(),
-            policy: request.policy.to_string(),
-            object: job.label.clone(),
-            namespace: request.pod.namespace.clone(),
-            container: job.part.clone(),
+            job: job.record(),
             result,
             message: None,
             id: None,
@@ -314,8 +305,8 @@ impl DryRunRecord {
             let sources: Vec<_> = row.credentials.iter().map(|found| found.source.as_str()).collect();
             let tried = matches!(row.result, PlannedResult::Pull | PlannedResult::Failed);
             table.row([
-                row.image.to_string(),
-                row.object.clone(),
+                row.job.image.to_string(),
+                row.job.object.clone(),
                 row.cell().to_owned(),
                 bytes(|sizes| sizes.compressed_bytes),
                 bytes(|sizes| sizes.present_bytes),
@@ -326,7 +317,7 @@ impl DryRunRecord {
         out.table(&table);
         for row in &self.images {
             if let Some(message) = &row.message {
-                out.line(format_args!("{}: {message}", row.image));
+                out.line(format_args!("{}: {message}", row.job.image));
             }
         }
         let PlannedCounts { present, pull, refused, failed, download_bytes } = &self.summary;

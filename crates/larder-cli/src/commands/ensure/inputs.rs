@@ -8,6 +8,7 @@ use larder::hint::Hint;
 use larder::pod::{ObjectRef, Pod, SandboxConfig};
 use larder::pull::{EnsureRequest, PullPolicy, default_policy};
 use larder::reference::ImageName;
+use serde::Serialize;
 
 use larder_agent::image_name;
 
@@ -39,7 +40,29 @@ pub(in crate::commands) struct EnsureJob {
     pub(super) part: String,
 }
 
+/// A job in the fields that `ensure` and its dry run have in common with `-o json`.
+#[derive(Debug, Serialize)]
+pub(super) struct JobRecord {
+    pub(super) image: ImageName,
+    pub(super) policy: String,
+    pub(super) object: String,
+    namespace: String,
+    #[serde(serialize_with = "larder_api::or_null")]
+    pub(super) container: String,
+}
+
 impl EnsureJob {
+    pub(super) fn record(&self) -> JobRecord {
+        let request = &self.request;
+        JobRecord {
+            image: request.image.clone(),
+            policy: request.policy.to_string(),
+            object: self.label.clone(),
+            namespace: request.pod.namespace.clone(),
+            container: self.part.clone(),
+        }
+    }
+
     /// Whether the image name is invalid.
     pub(super) fn has_bad_name(&self) -> bool {
         image_name::check(self.request.image.as_str()).is_err()

@@ -5,12 +5,11 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use larder::backend::Image;
-use larder::pull::{EnsuredImage, ImagePresence as Pulled};
-use larder::reference::{ImageId, ImageName};
+use larder::reference::ImageId;
 use serde::Serialize;
 
-use super::inputs::{EnsureInputs, EnsureJob};
-use crate::commands::ensure_runner::EnsureResult;
+use super::inputs::{EnsureInputs, EnsureJob, JobRecord};
+use crate::commands::ensure_runner::{EnsureOutcomeRecord, EnsureResult};
 use crate::commands::pull_failure;
 use crate::exit::CommandOutcome;
 use crate::output::events::EventRecord;
@@ -44,25 +43,12 @@ struct SkippedObjects {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct EnsureRow {
-    image: ImageName,
-    policy: String,
-    object: String,
-    namespace: String,
-    #[serde(serialize_with = "larder_api::or_null")]
-    container: String,
+    #[serde(flatten)]
+    job: JobRecord,
     #[serde(serialize_with = "larder_api::or_null")]
     field: String,
-    /// `Present`, `Pulled`, `Failed`, `Unfinished`.
-    result: &'static str,
-    /// Such as `ErrImagePull`; empty unless failed.
-    #[serde(serialize_with = "larder_api::or_null")]
-    reason: String,
-    #[serde(serialize_with = "larder_api::or_null")]
-    message: String,
-    id: Option<ImageId>,
-    size_bytes: Option<u64>,
-    pull_seconds: Option<f64>,
-    total_seconds: Option<f64>,
+    #[serde(flatten)]
+    outcome: EnsureOutcomeRecord,
     retry_in_seconds: Option<f64>,
     /// Whether the same may succeed later.
     #[serde(skip)]
@@ -83,7 +69,7 @@ impl EnsureSummary {
     pub(super) fn new(gathered: &EnsureInputs, results: &[EnsureResult], events: Vec<EventRecord>) -> Self {
         let images: Vec<_> =
             gathered.jobs.iter().zip(results).map(|(job, result)| row(job, result)).collect();
-        let count = |result| images.iter().filter(|row| row.result == result).count();
+        let count = |result| images.iter().filter(|row| row.outcome.result == result).count();
         let counts = EnsureCounts {
             present: count("Present"),
             pulled: count("Pulled"),
@@ -123,7 +109,7 @@ impl EnsureSummary {
 
     /// The images that were wanted when the run ended early.
     pub(super) fn unfinished(&self) -> impl Iterator<Item = &str> {
-        self.images.iter().filter(|row| row.result == "Unfinished").map(|row| row.image.as_str())
+        self.images.iter().filter(|row| row.outcome.result == "Unfinished").map(|row| row.job.image.as_str())
     }
 
     /// Whether a present image is without its size.
@@ -135,8 +121,8 @@ impl EnsureSummary {
     pub(super) fn fill_sizes(&mut self, images: &[Image]) {
         let sizes: HashMap<_, _> = images.iter().map(|image| (&image.id, image.size)).collect();
         for row in self.images.iter_mut().filter(|row| row.lacks_size()) {
-            let size = row.id.as_ref().and_then(|id| sizes.get(id)).copied();
-            row.size_bytes = size.filter(|size| *size > 0);
+            let size = row.outcome.id.as_ref().and_then(|id| sizes.get(id)).copied();
+            row.outcome.size_bytes = size.filter(|size| *size > 0);
         }
     }
 
@@ -158,18 +144,19 @@ impl EnsureSummary {
         let heads = ["IMAGE", "OBJECT", "CONTAINER", "RESULT", "SIZE", "DURATION"];
         let more = ["POLICY", "IMAGE ID"].into_iter().filter(|_| wide);
         let mut table = TextTable::new(heads.into_iter().chain(more));
-        for row in &self.images {
+        for EnsureRow { job, outcome, .. } in &self.images {
             let cells = [
-                row.image.to_string(),
-                row.object.clone(),
-                row.container.clone(),
-                if row.reason.is_empty() { row.result.to_owned() } else { row.reason.clone() },
-                row.size_bytes.map(size::bytes).unwrap_or_default(),
-                row.total_seconds
+                job.image.to_string(),
+                job.object.clone(),
+                job.container.clone(),
+                outcome.reason.clone().unwrap_or_else(|| outcome.result.to_owned()),
+                outcome.size_bytes.map(size::bytes).unwrap_or_default(),
+                outcome
+                    .total_seconds
                     .map(|seconds| size::duration(Duration::from_secs_f64(seconds)))
                     .unwrap_or_default(),
             ];
-            let more = [row.policy.clone(), row.id.as_ref().map(ImageId::to_string).unwrap_or_default()]
+            let more = [job.policy.clone(), outcome.id.as_ref().map(ImageId::to_string).unwrap_or_default()]
                 .into_iter()
                 .filter(|_| wide);
             table.row(cells.into_iter().chain(more));
@@ -196,7 +183,7 @@ impl EnsureSummary {
         for row in &self.images {
             if let Some(seconds) = row.retry_in_seconds {
                 let wait = Duration::from_secs_f64(seconds.ceil());
-                let longest = wait_of.entry(row.image.as_str()).or_default();
+                let longest = wait_of.entry(row.job.image.as_str()).or_default();
                 *longest = wait.max(*longest);
             }
         }
@@ -218,56 +205,19 @@ impl EnsureSummary {
 
 impl EnsureRow {
     fn lacks_size(&self) -> bool {
-        self.result == "Present" && self.size_bytes.is_none()
-    }
-}
-
-fn unfinished(job: &EnsureJob) -> EnsureRow {
-    let request = &job.request;
-    EnsureRow {
-        image: request.image.clone(),
-        policy: request.policy.to_string(),
-        object: job.label.clone(),
-        namespace: request.pod.namespace.clone(),
-        container: job.part.clone(),
-        field: request.target.as_ref().map(|target| target.field_path.clone()).unwrap_or_default(),
-        result: "Unfinished",
-        reason: String::new(),
-        message: String::new(),
-        id: None,
-        size_bytes: None,
-        pull_seconds: None,
-        total_seconds: None,
-        retry_in_seconds: None,
-        time_helps: false,
+        self.outcome.result == "Present" && self.outcome.size_bytes.is_none()
     }
 }
 
 fn row(job: &EnsureJob, result: &EnsureResult) -> EnsureRow {
-    let row = unfinished(job);
-    match result {
-        EnsureResult::Unfinished => row,
-        EnsureResult::Failed(error) => EnsureRow {
-            result: "Failed",
-            reason: error.reason.to_string(),
-            message: error.message.clone(),
-            retry_in_seconds: error.retry_in.map(|wait| wait.as_secs_f64()),
-            time_helps: error.retry_in.is_some() && pull_failure::is_transient(error),
-            ..row
-        },
-        EnsureResult::Ensured(EnsuredImage { image_ref, message, outcome }) => {
-            let row = EnsureRow { id: Some(image_ref.clone()), message: message.clone(), ..row };
-            match *outcome {
-                Pulled::Present => EnsureRow { result: "Present", ..row },
-                Pulled::Pulled { size_bytes, pull_duration, total_duration } => EnsureRow {
-                    result: "Pulled",
-                    size_bytes: Some(size_bytes).filter(|size| *size > 0),
-                    pull_seconds: Some(pull_duration.as_secs_f64()),
-                    total_seconds: Some(total_duration.as_secs_f64()),
-                    ..row
-                },
-            }
-        }
+    let error = if let EnsureResult::Failed(error) = result { Some(error) } else { None };
+    let retry_in = error.and_then(|error| error.retry_in);
+    EnsureRow {
+        job: job.record(),
+        field: job.request.target.as_ref().map(|target| target.field_path.clone()).unwrap_or_default(),
+        outcome: EnsureOutcomeRecord::of(result),
+        retry_in_seconds: retry_in.map(|wait| wait.as_secs_f64()),
+        time_helps: retry_in.is_some() && error.is_some_and(pull_failure::is_transient),
     }
 }
 
