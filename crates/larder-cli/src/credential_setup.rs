@@ -171,11 +171,7 @@ fn search(path: &SearchPath, tokens: TokenPolicy, out: &Printer) -> (Option<Stri
 }
 
 fn unusable(error: &ConfigFileError) -> Failure {
-    let failure = Failure::bad_input(format!("--authfile: {error}"));
-    match error.problem.hint() {
-        Some(hint) => failure.hint(hint),
-        None => failure,
-    }
+    Failure::bad_input(format!("--authfile: {error}")).hints(error.problem.hint())
 }
 
 /// The registry of the images. A password is sent to one registry only.

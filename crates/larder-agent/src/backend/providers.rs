@@ -27,13 +27,7 @@ pub fn plugins(
 ) -> Result<Plugins, Error> {
     let accounts = accounts.unwrap_or_else(|| Arc::new(NoServiceAccountClient));
     let opened = Plugins::open(config, programs, &decode, &accounts);
-    opened.map_err(|error| {
-        let failure = Error::bad_input(error.to_string());
-        match error.hint() {
-            Some(hint) => failure.hint(hint),
-            None => failure,
-        }
-    })
+    opened.map_err(|error| Error::bad_input(error.to_string()).hints(error.hint()))
 }
 
 /// Without an excerpt: the environment of a provider may hold passwords.

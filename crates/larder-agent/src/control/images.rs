@@ -29,11 +29,7 @@ pub(super) fn image_error(name: &str, error: BackendError) -> Error {
     if is_gone(&error) {
         return error.into();
     }
-    let failure = Error::failed(format!("{name}: {error}"));
-    match error.hint() {
-        Some(hint) => failure.hint(hint),
-        None => failure,
-    }
+    Error::failed(format!("{name}: {error}")).hints(error.hint())
 }
 
 /// A requested image that does not exist.

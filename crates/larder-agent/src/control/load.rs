@@ -212,10 +212,7 @@ fn failed(error: &PullError) -> Error {
         PullError::Import(_) => Error::bad_input(error_chain(error)),
         _ => Error::failed(error_chain(error)),
     };
-    match error.hint() {
-        Some(hint) => failure.hint(hint),
-        None => failure,
-    }
+    failure.hints(error.hint())
 }
 
 /// Whether the bytes are not those of a layer.

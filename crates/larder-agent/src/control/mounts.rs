@@ -53,9 +53,5 @@ fn shown(mount: &MountRecord, written_bytes: u64) -> Mount {
 }
 
 fn failed(error: &MountError) -> Error {
-    let failure = Error::failed(error_chain(error));
-    match error.hint() {
-        Some(hint) => failure.hint(hint),
-        None => failure,
-    }
+    Error::failed(error_chain(error)).hints(error.hint())
 }
