@@ -314,8 +314,9 @@ impl EventFields {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, Mutex};
+    use std::sync::Arc;
 
+    use parking_lot::Mutex;
     use tracing::{debug, info, info_span, warn};
 
     use super::*;
@@ -354,12 +355,12 @@ mod tests {
     ) -> Vec<String> {
         let written: Arc<Mutex<Vec<String>>> = Arc::default();
         let to = Arc::clone(&written);
-        let write = move |line: &str| to.lock().unwrap().push(line.to_owned());
+        let write = move |line: &str| to.lock().push(line.to_owned());
         let mut lines = LogWriter::new(level, directives, write).unwrap();
         lines.change(level, format);
         let (lines, handle) = reload::Layer::new(lines);
         subscriber::with_default(Registry::default().with(lines), || work(&handle));
-        let written = written.lock().unwrap();
+        let written = written.lock();
         let timeless = |line: &String| match format {
             LogLineFormat::Text => line.split_once(' ').unwrap().1.to_owned(),
             LogLineFormat::Terse | LogLineFormat::Json => line.clone(),

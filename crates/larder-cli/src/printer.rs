@@ -5,10 +5,11 @@
 
 use std::fmt::{self, Write as _};
 use std::io::{self, IsTerminal as _, Write};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use larder::escape::escape_lines;
 use larder::hint::Hint;
+use parking_lot::Mutex;
 
 use crate::output::hint;
 use crate::output::progress::ProgressLines;
@@ -143,7 +144,7 @@ impl Printer {
 
     /// Prints bytes as they are.
     pub(crate) fn raw(&self, bytes: &[u8]) {
-        self.above_progress(|| self.inner().write(bytes));
+        self.above_progress(|| self.inner.lock().write(bytes));
     }
 
     /// Prints a line to standard error. Words at its start that say what it is have their color.
@@ -151,25 +152,21 @@ impl Printer {
         let style = self.look().notes;
         let text = escape_lines(&text.to_string());
         let text: String = text.split('\n').map(|line| marked(style, line) + "\n").collect();
-        if let Some(held) = &mut *self.held() {
+        if let Some(held) = &mut *self.held.lock() {
             if held.len() < HELD_NOTES {
                 held.push(text);
             }
             return;
         }
         // An error of standard error cannot be reported.
-        self.above_progress(|| _ = self.inner().notes.write_all(text.as_bytes()));
+        self.above_progress(|| _ = self.inner.lock().notes.write_all(text.as_bytes()));
     }
 
     /// Until dropped, standard error gets nothing; then it gets the first of the notes since.
     #[cfg(feature = "top")]
     pub(crate) fn hold_notes(&self) -> HeldNotes<'_> {
-        self.held().get_or_insert_default();
+        self.held.lock().get_or_insert_default();
         HeldNotes(self)
-    }
-
-    fn held(&self) -> MutexGuard<'_, Option<Vec<String>>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Prints a warning.
@@ -193,7 +190,7 @@ impl Printer {
 
     /// The error of writing results, unless the reader closed the pipe.
     pub(crate) fn finish(&self) -> io::Result<()> {
-        self.inner().write_error.take().map_or(Ok(()), Err)
+        self.inner.lock().write_error.take().map_or(Ok(()), Err)
     }
 
     /// A hint as it is printed.
@@ -207,10 +204,6 @@ impl Printer {
             None => print(),
         }
     }
-
-    fn inner(&self) -> MutexGuard<'_, PrinterStreams> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// Notes that were held are printed when this is dropped.
@@ -220,10 +213,10 @@ pub(crate) struct HeldNotes<'a>(&'a Printer);
 #[cfg(feature = "top")]
 impl Drop for HeldNotes<'_> {
     fn drop(&mut self) {
-        let held = self.0.held().take().unwrap_or_default();
+        let held = self.0.held.lock().take().unwrap_or_default();
         // An error of standard error cannot be reported.
         for text in held {
-            let _ = self.0.inner().notes.write_all(text.as_bytes());
+            let _ = self.0.inner.lock().notes.write_all(text.as_bytes());
         }
     }
 }
@@ -276,13 +269,13 @@ pub(crate) mod tests {
 
     impl TestWriter {
         pub(crate) fn text(&self) -> String {
-            String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+            String::from_utf8(self.0.lock().clone()).unwrap()
         }
     }
 
     impl Write for TestWriter {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().extend_from_slice(bytes);
+            self.0.lock().extend_from_slice(bytes);
             Ok(bytes.len())
         }
 

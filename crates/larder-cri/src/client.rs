@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::future::Future;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -15,6 +15,7 @@ use larder::backend::{
 use larder::credentials::Credential;
 use larder::pod::SandboxConfig;
 use larder::reference::ImageId;
+use parking_lot::Mutex;
 use tonic::codegen::http::Uri;
 use tonic::{Code, Request, Response, Status};
 
@@ -358,7 +359,7 @@ impl CriBackend {
         let mut mounts = HashMap::with_capacity(containers.len());
         let mut calls = Vec::new();
         for id in containers.iter().map(|container| container.id.clone()) {
-            let known = self.known_mounts().get(&id).cloned();
+            let known = self.mounts.lock().get(&id).cloned();
             match known {
                 Some(images) => _ = mounts.insert(id, Ok(images)),
                 None => calls.push(async move { self.mounts_of(&id).await.map(|images| (id, images)) }),
@@ -370,12 +371,8 @@ impl CriBackend {
         }
         // Those of vanished containers are forgotten.
         let known = mounts.iter().filter_map(|(id, images)| Some((id.clone(), images.clone().ok()?)));
-        *self.known_mounts() = known.collect();
+        *self.mounts.lock() = known.collect();
         Ok(mounts)
-    }
-
-    fn known_mounts(&self) -> MutexGuard<'_, HashMap<String, Vec<ImageId>>> {
-        self.mounts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The images that one container mounts; empty if it is removed already, or if the runtime cannot report them; or the

@@ -72,7 +72,8 @@ impl Drop for RunningOperation<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
+
+    use parking_lot::Mutex;
 
     use super::*;
 
@@ -81,7 +82,7 @@ mod tests {
 
     impl OperationObserver for Recorder {
         fn operation_finished(&self, operation: &'static str, took: Duration, failed: bool) {
-            self.0.lock().unwrap().push((operation, took, failed));
+            self.0.lock().push((operation, took, failed));
         }
     }
 
@@ -104,6 +105,6 @@ mod tests {
             ("image_status", seconds(2), true),
             ("pull_image", seconds(1), true),
         ];
-        assert_eq!(*recorder.0.lock().unwrap(), expected);
+        assert_eq!(*recorder.0.lock(), expected);
     }
 }

@@ -3,13 +3,13 @@
 //! Runtimes that report their sandbox image as pinned (containerd 1.7 and CRI-O 1.28, and later) need none of this.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use larder::backend::{BackendError, Image};
 use larder::glob;
 use larder::reference::{ImageId, Reference};
+use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::time::Instant;
 use tonic::Code;
@@ -33,16 +33,6 @@ pub(crate) struct SandboxImages {
     configured: Mutex<Option<(Instant, Vec<String>)>>,
 }
 
-impl SandboxImages {
-    fn running(&self) -> MutexGuard<'_, HashMap<String, ImageId>> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn configured(&self) -> MutexGuard<'_, Option<(Instant, Vec<String>)>> {
-        self.configured.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl CriBackend {
     /// The images of these sandboxes, as far as the runtime reports them. Only sandboxes not seen before cost a call, some
     /// concurrently.
@@ -52,7 +42,7 @@ impl CriBackend {
     ) -> Result<HashMap<String, ImageId>, BackendError> {
         let (mut images, mut calls) = (HashMap::with_capacity(sandboxes.len()), Vec::new());
         for id in sandboxes.iter().map(|sandbox| sandbox.id.clone()) {
-            let known = self.sandbox_images().running().get(&id).cloned();
+            let known = self.sandbox_images().running.lock().get(&id).cloned();
             match known {
                 Some(image) => _ = images.insert(id, image),
                 None => calls.push(async move { self.image_of(&id).await.map(|image| (id, image)) }),
@@ -62,7 +52,7 @@ impl CriBackend {
         while let Some((id, image)) = answers.try_next().await? {
             images.insert(id, image);
         }
-        self.sandbox_images().running().clone_from(&images); // those of vanished sandboxes are forgotten
+        self.sandbox_images().running.lock().clone_from(&images); // those of vanished sandboxes are forgotten
         Ok(images)
     }
 
@@ -102,7 +92,7 @@ impl CriBackend {
 
     /// The sandbox images that the runtime's configuration names; none if it does not report them.
     async fn configured_sandbox_images(&self) -> Vec<String> {
-        let known = self.sandbox_images().configured().clone();
+        let known = self.sandbox_images().configured.lock().clone();
         if let Some((reread, names)) = &known
             && Instant::now() < *reread
         {
@@ -118,7 +108,7 @@ impl CriBackend {
                 (known.map(|(_, names)| names).unwrap_or_default(), REREAD_AFTER.1)
             }
         };
-        *self.sandbox_images().configured() = Some((Instant::now() + age, names.clone()));
+        *self.sandbox_images().configured.lock() = Some((Instant::now() + age, names.clone()));
         names
     }
 }

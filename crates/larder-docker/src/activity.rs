@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -14,6 +14,7 @@ use futures_util::stream::{self, StreamExt as _};
 use larder::backend::{BackendError, Image};
 use larder::gc::{ActivityFeed, ImageActivity};
 use larder::reference::ImageId;
+use parking_lot::Mutex;
 use reqwest::header::HeaderMap;
 use reqwest::{Method, Response};
 use tokio::sync::mpsc;
@@ -79,7 +80,7 @@ impl ReceivedEvents {
 
 impl fmt::Debug for EngineActivityFeed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EngineFeed").field("following", &self.heard().following).finish_non_exhaustive()
+        f.debug_struct("EngineFeed").field("following", &self.heard.lock().following).finish_non_exhaustive()
     }
 }
 
@@ -91,18 +92,14 @@ impl EngineActivityFeed {
         EngineActivityFeed { inspections, heard: Mutex::default() }
     }
 
-    fn heard(&self) -> MutexGuard<'_, ReceivedEvents> {
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Follows the stream until the engine ends it, beginning with past events.
     async fn listen(&self) -> Result<(), BackendError> {
         self.know_containers().await?;
-        let since = moment(self.heard().since(now()));
+        let since = moment(self.heard.lock().since(now()));
         let query = [("filters", FILTERS), ("since", since.as_str())];
         let response =
             self.inspections.engine().call(Method::GET, "/events", &query, HeaderMap::new()).await?;
-        self.heard().following = true;
+        self.heard.lock().following = true;
         let (events_tx, mut events) = mpsc::channel(WAITING);
         let reading = async { Ok(read(response, events_tx).await) };
         let hearing = async {
@@ -121,7 +118,7 @@ impl EngineActivityFeed {
     /// Reads past events since the last processed one. Events read before a failure of the engine count.
     async fn ask(&self) -> Result<Vec<EventMessage>, BackendError> {
         let now = now();
-        let (since, until) = (moment(self.heard().since(now)), moment(now));
+        let (since, until) = (moment(self.heard.lock().since(now)), moment(now));
         let query = [("filters", FILTERS), ("since", since.as_str()), ("until", until.as_str())];
         let engine = self.inspections.engine();
         let asked = engine.call(Method::GET, "/events", &query, HeaderMap::new());
@@ -148,7 +145,7 @@ impl EngineActivityFeed {
             }
         }
         let now = self.look_up(events, images).await?;
-        let mut heard = self.heard();
+        let mut heard = self.heard.lock();
         heard.gathered.add_events(events, &now);
         heard.containers.extend(now.containers);
         for event in events {
@@ -210,7 +207,7 @@ impl EngineActivityFeed {
 
     /// The known images of these containers.
     fn known_containers<'a>(&self, ids: impl Iterator<Item = &'a str>) -> HashMap<String, ImageId> {
-        let heard = self.heard();
+        let heard = self.heard.lock();
         ids.filter_map(|id| Some((id.to_owned(), heard.containers.get(id)?.clone()))).collect()
     }
 
@@ -220,7 +217,7 @@ impl EngineActivityFeed {
         let listed =
             engine.get_required::<Vec<ContainerSummary>>("/containers/json", &[("all", "1")]).await?;
         let known = listed.into_iter().filter(|container| !container.image_id.is_empty());
-        let mut heard = self.heard();
+        let mut heard = self.heard.lock();
         heard.containers = known.map(|container| (container.id, container.image_id)).collect();
         heard.removed.clear();
         Ok(())
@@ -233,7 +230,7 @@ impl ActivityFeed for EngineActivityFeed {
         // Unprocessed events must not wait for the next query: no later query returns a container that was removed since.
         match self.ask().await {
             Ok(events) => self.take_in(&events, images).await?,
-            Err(error) if self.heard().following => {
+            Err(error) if self.heard.lock().following => {
                 tracing::debug!("cannot read the engine's events up to now: {error}");
             }
             Err(error) => return Err(error),
@@ -241,7 +238,7 @@ impl ActivityFeed for EngineActivityFeed {
         let listed: Vec<&ImageId> = images.iter().map(|image| &image.id).collect();
         let facts = self.inspections.of(&listed).await?;
         // No await follows: activity that is taken out is reported.
-        Ok(self.heard().gathered.drain(images, &facts))
+        Ok(self.heard.lock().gathered.drain(images, &facts))
     }
 
     /// Follows the engine through its restarts.
@@ -250,7 +247,7 @@ impl ActivityFeed for EngineActivityFeed {
             if let Err(error) = self.listen().await {
                 tracing::debug!("engine event stream failed: {error}");
             }
-            self.heard().following = false;
+            self.heard.lock().following = false;
             // The restarted engine may be of another version.
             self.inspections.engine().forget_version();
             tokio::time::sleep(PAUSE).await;

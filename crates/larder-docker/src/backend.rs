@@ -1,6 +1,6 @@
 //! The client: a [`Backend`] over the API of Docker Engine.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
@@ -13,6 +13,7 @@ use larder::credentials::Credential;
 use larder::gc::DiskSpace;
 use larder::pod::SandboxConfig;
 use larder::reference::{ImageId, Reference};
+use parking_lot::Mutex;
 use reqwest::Method;
 use reqwest::header::HeaderMap;
 use serde_json::Value;
@@ -108,7 +109,7 @@ impl DockerBackend {
         };
         let course = Arc::new(Mutex::new(PullMessageTracker::default()));
         let watched = course.clone();
-        progress.describe_by(move || watched.lock().unwrap_or_else(PoisonError::into_inner).detail());
+        progress.describe_by(move || watched.lock().detail());
         let mut values = JsonStreamBuffer::default();
         while let Some(chunk) = response.chunk().await.map_err(|cause| error::broken(&cause))? {
             let messages: Vec<PullMessage> =
@@ -295,7 +296,7 @@ impl ImageNames for DockerBackend {
 
 /// The bytes received so far, after this message.
 fn bytes_after(course: &Mutex<PullMessageTracker>, message: &PullMessage) -> ByteProgress {
-    let mut course = course.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut course = course.lock();
     course.note(message);
     course.bytes()
 }

@@ -1,11 +1,11 @@
 //! The connection to an engine: one HTTP client, and the API version that both ends support.
 
 use std::future::Future;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use larder::backend::{BackendError, CallErrorKind};
 use larder::hint::Hint;
+use parking_lot::Mutex;
 use reqwest::header::{HeaderMap, HeaderValue};
 use reqwest::{Client, Method, Response, Url};
 use serde::de::DeserializeOwned;
@@ -155,17 +155,13 @@ impl EngineClient {
         let agreed = agreed(oldest, newest).map_err(|problem| {
             error::unusable(&self.host, &problem, "update the engine to Docker 17.04 or later")
         })?;
-        *self.known() = Some(agreed);
+        *self.version.lock() = Some(agreed);
         Ok((version, agreed))
-    }
-
-    fn known(&self) -> std::sync::MutexGuard<'_, Option<ApiVersion>> {
-        self.version.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes the next call determine the API version again.
     pub(crate) fn forget_version(&self) {
-        *self.known() = None;
+        *self.version.lock() = None;
     }
 
     /// A response as JSON, within the limit of one method; `None` if the object does not exist.
@@ -206,7 +202,7 @@ impl EngineClient {
         query: &[(&str, &str)],
         headers: HeaderMap<HeaderValue>,
     ) -> Result<Response, BackendError> {
-        let known = *self.known();
+        let known = *self.version.lock();
         if let Some(version) = known {
             let path = format!("/v{version}{path}");
             let answer = self.exchange(method.clone(), path, query, headers.clone()).await;

@@ -7,12 +7,13 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex as Lock, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use larder::backend::{BackendError, Image};
 use larder::gc::{DiskSpace, LayerSource, LayerUsageIndex, MeasuredLayer};
 use larder::reference::{ImageId, LayerId};
+use parking_lot::{Mutex as Lock, MutexGuard};
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use crate::api::{ContainerInspect, ContainerSummary, EngineInfo, HistoryEntry};
@@ -249,7 +250,7 @@ fn measure_all(
 }
 
 fn lock(known: &LayerSizeCache) -> MutexGuard<'_, HashMap<LayerId, CachedLayerSize>> {
-    known.lock().unwrap_or_else(PoisonError::into_inner)
+    known.lock()
 }
 
 /// Estimates the layers of an image: from its history, else as even parts of its size.

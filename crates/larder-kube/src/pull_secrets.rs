@@ -1,13 +1,14 @@
 //! Pull secrets of pods, by name.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use larder::credentials::{PullSecret, SecretCoordinates};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::cluster::Cluster;
@@ -106,7 +107,7 @@ impl PullSecrets {
 
 /// The place for a secret. Others that are of no use any more are dropped.
 fn cached_secret(cache: &Mutex<Cache>, namespace: &str, name: &str) -> CachedSecret {
-    let (mut cache, now) = (cache.lock().unwrap_or_else(PoisonError::into_inner), Instant::now());
+    let (mut cache, now) = (cache.lock(), Instant::now());
     let is_useful = |read: &SecretRead| read.next.max(read.known_until) > now;
     // One that is locked is being read.
     cache.retain(|_, cached| cached.try_lock().map_or(true, |read| read.as_ref().is_some_and(is_useful)));

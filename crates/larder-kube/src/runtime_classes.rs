@@ -1,10 +1,10 @@
 //! Runtime handlers of pods, by the name of their runtime class.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::node::v1::RuntimeClass;
 use kube::Api;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::cluster::Cluster;
@@ -29,17 +29,13 @@ impl RuntimeClasses {
         RuntimeClasses { cluster: cluster.clone(), handlers: Mutex::default() }
     }
 
-    fn handlers(&self) -> MutexGuard<'_, TimedCache<String, String>> {
-        self.handlers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The handler of this class; of no class the default one, which is empty.
     pub async fn handler(&self, class: &str) -> Result<String, ClusterError> {
         if class.is_empty() {
             return Ok(String::new());
         }
         let (key, now) = (class.to_owned(), Instant::now());
-        let known = self.handlers().get(&key, now);
+        let known = self.handlers.lock().get(&key, now);
         if let Some(known) = known.as_ref().filter(|known| now < known.refresh) {
             return Ok(known.value.clone());
         }
@@ -54,7 +50,7 @@ impl RuntimeClasses {
             }
             (Err(error), _) => return Err(error),
         };
-        self.handlers().put(key, answer.clone(), now);
+        self.handlers.lock().put(key, answer.clone(), now);
         Ok(answer.value)
     }
 }

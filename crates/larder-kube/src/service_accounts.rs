@@ -1,6 +1,6 @@
 //! Service accounts and their tokens, for credential providers.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -10,6 +10,7 @@ use kube::Api;
 use kube::api::PostParams;
 use larder::credentials::plugin::{ServiceAccount, ServiceAccountClient, ServiceAccountTokenRequest};
 use larder::credentials::{Secret, ServiceAccountCoordinates};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::cluster::Cluster;
@@ -43,10 +44,6 @@ impl ClusterServiceAccounts {
 
     fn accounts(&self, namespace: &str) -> Api<core::ServiceAccount> {
         Api::namespaced(self.cluster.client.clone(), namespace)
-    }
-
-    fn cache(&self) -> MutexGuard<'_, AccountCache> {
-        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn read(&self, namespace: &str, name: &str) -> Result<ServiceAccount, String> {
@@ -93,21 +90,21 @@ impl ClusterServiceAccounts {
 impl ServiceAccountClient for ClusterServiceAccounts {
     async fn get(&self, namespace: &str, name: &str) -> Result<ServiceAccount, String> {
         let (key, now) = ((namespace.to_owned(), name.to_owned()), Instant::now());
-        if let Some(known) = self.cache().accounts.get(&key, now) {
+        if let Some(known) = self.cache.lock().accounts.get(&key, now) {
             return known.value;
         }
         let account = self.read(namespace, name).await;
         // A server that is slow fails after as long as a failure is remembered.
         let expires = Instant::now() + if account.is_ok() { ACCOUNT } else { FAILURE };
         let known = Timed { value: account.clone(), refresh: expires, expires };
-        self.cache().accounts.put(key, known, now);
+        self.cache.lock().accounts.put(key, known, now);
         account
     }
 
     /// As in kubelet, a token is replaced after 80 % of its lifetime, and used until its end if that fails.
     async fn token(&self, request: &ServiceAccountTokenRequest) -> Result<Secret, String> {
         let now = Instant::now();
-        let known = self.cache().tokens.get(request, now);
+        let known = self.cache.lock().tokens.get(request, now);
         if let Some(known) = known.as_ref().filter(|known| now < known.refresh) {
             return known.value.clone();
         }
@@ -128,7 +125,7 @@ impl ServiceAccountClient for ClusterServiceAccounts {
                 Timed { value: Err(error), refresh: expires, expires }
             }
         };
-        self.cache().tokens.put(request.clone(), answer.clone(), now);
+        self.cache.lock().tokens.put(request.clone(), answer.clone(), now);
         answer.value
     }
 }

@@ -243,10 +243,11 @@ fn failed<K: Resource<DynamicType = ()>>(what: &str, error: &watcher::Error) -> 
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, Mutex};
+    use std::sync::Arc;
 
     use k8s_openapi::api::core::v1::Pod;
     use kube::core::Status;
+    use parking_lot::Mutex;
 
     use super::*;
     use crate::responses::ResponseObserver;
@@ -258,19 +259,19 @@ mod tests {
     impl ResponseObserver for Observed {
         fn observe(&self, action: &str, outcome: Result<(), ClusterError>) {
             let error = outcome.expect_err("a watch reports problems only");
-            let (problems, count) = &mut *self.0.lock().unwrap();
+            let (problems, count) = &mut *self.0.lock();
             problems.push((action.to_owned(), error));
             *count += 1;
         }
 
         fn forget(&self, action: &str) {
-            self.0.lock().unwrap().0.retain(|(known, _)| known != action);
+            self.0.lock().0.retain(|(known, _)| known != action);
         }
     }
 
     impl Observed {
         fn problems(&self) -> Vec<ClusterError> {
-            self.0.lock().unwrap().0.iter().map(|(_, error)| error.clone()).collect()
+            self.0.lock().0.iter().map(|(_, error)| error.clone()).collect()
         }
     }
 
@@ -307,7 +308,7 @@ mod tests {
         assert_eq!(observed.problems(), [relisting], "a watch that ended has no problem");
         errors_within(&mut events, 100).await;
         assert_eq!(observed.problems(), [], "quiet");
-        assert_eq!(observed.0.lock().unwrap().1, 2);
+        assert_eq!(observed.0.lock().1, 2);
     }
 
     #[tokio::test(start_paused = true)]

@@ -65,12 +65,12 @@ fn reclaim_wait(frees_at_once: bool) -> ReclaimWait {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
 
     use async_trait::async_trait;
     use larder::gc::{FsStatsProvider, GcGoal, GcPolicy};
     use larder::image_service::{FilesystemError, FsStats};
     use larder_testkit::fake_backend::{FakeBackend, image};
+    use parking_lot::Mutex;
     use tokio::time::Instant;
 
     use super::*;
@@ -84,7 +84,7 @@ mod tests {
     #[async_trait]
     impl FsStatsProvider for LateFsStats {
         async fn measure(&self) -> Result<FsStats, FilesystemError> {
-            let mut missed = self.missed.lock().unwrap();
+            let mut missed = self.missed.lock();
             let removed = 3 - self.backend.images().len();
             missed.resize(removed, Instant::now());
             let freed = missed.iter().filter(|since| since.elapsed() >= Duration::from_millis(300)).count();

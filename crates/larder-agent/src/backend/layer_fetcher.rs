@@ -2,7 +2,7 @@
 //! layers of the store every namespace of containerd may have.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -15,6 +15,7 @@ use larder_snapshots::LayerFetcher;
 use larder_store::backend::StoreBackend;
 use larder_store::pull::{FetchedImage, PullError};
 use larder_store::store::ImageRecord;
+use parking_lot::Mutex;
 use tokio::time::{Instant, timeout_at};
 
 use crate::node::pulls::Pulls;
@@ -93,7 +94,7 @@ impl NodeLayerFetcher {
     /// Whether a registry serves one of these images to the node. All of them together get [`PROOF_WITHIN`]: those without an
     /// answer by then count as not served.
     async fn is_one_proved(&self, images: &[ImageRecord]) -> bool {
-        let proofs = || self.proofs.lock().unwrap_or_else(PoisonError::into_inner);
+        let proofs = || self.proofs.lock();
         let mut unknown = Vec::new();
         for image in images {
             let id = ImageId::from(image.id.clone());

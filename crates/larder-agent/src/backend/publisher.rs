@@ -7,7 +7,7 @@
 //! was seen to have it under all its names.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -24,6 +24,7 @@ use larder_containerd::{ContainerdUses, ForeignName, ImagePublisher, PublishedIm
 use larder_cri::{CriBackend, CriConfig, Endpoint};
 use larder_store::backend::{StoreBackend, StoreHook};
 use larder_store::store::{ImageRecord, Store, StoreError};
+use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 use tokio::task::spawn_blocking;
 use tokio::time;
@@ -129,22 +130,14 @@ impl StorePublisher {
         SharedSnapshots::new(cri.image_channel(), cri.request_timeout())
     }
 
-    fn names_published(&self) -> MutexGuard<'_, PublishedNames> {
-        self.published.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn comparison(&self) -> MutexGuard<'_, Comparison> {
-        self.comparison.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The last comparison.
     pub(crate) fn last_comparison(&self) -> Comparison {
-        self.comparison().clone()
+        self.comparison.lock().clone()
     }
 
     /// Whether containerd has the image under all its names, as far as is known.
     pub(crate) fn is_published(&self, image: &Image) -> bool {
-        self.names_published().get(image.id.as_str()).is_some_and(|known| has_all(known, image))
+        self.published.lock().get(image.id.as_str()).is_some_and(|known| has_all(known, image))
     }
 
     /// Publishes an image that is not; returns whether containerd has it then.
@@ -166,7 +159,7 @@ impl StorePublisher {
 
     /// Publishes an image that was hidden when it was pulled.
     pub(crate) async fn publish_shown(&self, id: &ImageId) -> Result<(), BackendError> {
-        if self.names_published().contains_key(id.as_str()) {
+        if self.published.lock().contains_key(id.as_str()) {
             return Ok(());
         }
         self.publish(&ImageName::from(id.as_str())).await
@@ -200,14 +193,14 @@ impl StorePublisher {
             Ok(lists) => lists,
             Err(error) => {
                 tracing::debug!("cannot compare the images of the store with those of containerd: {error}");
-                self.comparison().problem = Some(error.to_string());
+                self.comparison.lock().problem = Some(error.to_string());
                 return false;
             }
         };
         own.retain(|image| !self.hides(image));
         let complete = self.publish_missing(&own, &listed, errors).await;
         let published = own.iter().filter(|image| self.is_published(image)).count();
-        *self.comparison() = Comparison {
+        *self.comparison.lock() = Comparison {
             at: Some(Timestamp::now()),
             version: Some(version),
             published,
@@ -218,7 +211,7 @@ impl StorePublisher {
     }
 
     async fn publish_missing(&self, own: &[Image], listed: &[Image], errors: &mut PublishErrors) -> bool {
-        retain_listed(&mut self.names_published(), listed);
+        retain_listed(&mut self.published.lock(), listed);
         errors.retain(|id, _| own.iter().any(|image| image.id.as_str() == id));
         for image in own.iter().filter(|image| !self.is_published(image)) {
             let id = image.id.as_str();
@@ -241,7 +234,7 @@ impl StorePublisher {
     /// Waits until no other caller publishes or withdraws an image.
     async fn lock(&self, id: &str) -> OwnedMutexGuard<()> {
         let lock = {
-            let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut locks = self.locks.lock();
             locks.retain(|_, lock| lock.strong_count() > 0);
             locks.get(id).and_then(Weak::upgrade).unwrap_or_else(|| {
                 let lock = Arc::default();
@@ -293,7 +286,7 @@ impl StorePublisher {
             return Ok(());
         }
         let published = self.publisher.publish(image, foreign).await;
-        let mut known = self.names_published();
+        let mut known = self.published.lock();
         match &published {
             Ok(()) => known.insert(image.id.to_string(), image.record_names().into_iter().collect()),
             Err(_) => known.remove(image.id.as_str()),
@@ -303,7 +296,7 @@ impl StorePublisher {
 
     /// Withdraws names of an image, and publishes what is left of it if that fails.
     async fn withdraw(&self, image: &PublishedImage, names: &[String]) -> Result<(), BackendError> {
-        self.names_published().remove(image.id.as_str());
+        self.published.lock().remove(image.id.as_str());
         let withdrawn = self.publisher.withdraw(image, names).await;
         if withdrawn.is_err() {
             self.republish(image).await;

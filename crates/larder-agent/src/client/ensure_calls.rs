@@ -1,7 +1,7 @@
 //! Ensures images through the control API: the same request and the same result as those of a manager.
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use futures_util::TryStreamExt as _;
@@ -13,6 +13,7 @@ use larder::reference::ImageName;
 use larder_api::convert;
 use larder_api::v1 as api;
 use larder_api::v1::ensure_update::Update;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -120,7 +121,7 @@ impl EnsureSession {
     pub fn pulls(&self) -> Vec<PullStatus> {
         let now = Instant::now();
         let (mut pulls, mut known): (Vec<PullStatus>, HashSet<String>) = Default::default();
-        for RequestedPulls { image, pulls: requested } in self.under_way().values() {
+        for RequestedPulls { image, pulls: requested } in self.under_way.lock().values() {
             for pull in requested.iter().filter(|pull| known.insert(pull.image.clone())) {
                 let image = image.clone();
                 pulls.push(PullStatus { image, ..convert::pull_from(pull.clone(), now) });
@@ -179,10 +180,6 @@ impl EnsureSession {
             self.events.record(event);
         }
     }
-
-    fn under_way(&self) -> MutexGuard<'_, BTreeMap<u64, RequestedPulls>> {
-        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// Wait of one call, while it lasts.
@@ -193,14 +190,14 @@ struct OngoingEnsure<'a> {
 
 impl OngoingEnsure<'_> {
     fn enter<'a>(pulls: &'a EnsureSession, image: &ImageName) -> OngoingEnsure<'a> {
-        let mut under_way = pulls.under_way();
+        let mut under_way = pulls.under_way.lock();
         let id = under_way.last_key_value().map_or(0, |(last, _)| last + 1);
         under_way.insert(id, RequestedPulls { image: image.clone(), pulls: Vec::new() });
         OngoingEnsure { pulls, id }
     }
 
     fn set(&self, pulls: Vec<api::Pull>) {
-        if let Some(requested) = self.pulls.under_way().get_mut(&self.id) {
+        if let Some(requested) = self.pulls.under_way.lock().get_mut(&self.id) {
             requested.pulls = pulls;
         }
     }
@@ -208,7 +205,7 @@ impl OngoingEnsure<'_> {
 
 impl Drop for OngoingEnsure<'_> {
     fn drop(&mut self) {
-        self.pulls.under_way().remove(&self.id);
+        self.pulls.under_way.lock().remove(&self.id);
     }
 }
 

@@ -3,13 +3,14 @@
 use std::io::{self, Write};
 use std::path::Path;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::thread;
 
 use futures_util::Stream;
 use larder_api::v1::LoadRequest;
 use larder_store::store::import::files_of;
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 /// Bytes of one piece: so much of each message the daemon takes however busy it is.
@@ -37,7 +38,7 @@ impl ArchiveUpload {
             if let Err(error) = packed
                 && error.kind() != io::ErrorKind::BrokenPipe
             {
-                *shared.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                *shared.lock() = Some(error);
             }
         });
         (ArchiveUpload(chunks), ArchiveReadError(error))
@@ -47,7 +48,7 @@ impl ArchiveUpload {
 impl ArchiveReadError {
     /// The read error, once the call has ended.
     pub fn take(&self) -> Option<io::Error> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.0.lock().take()
     }
 }
 

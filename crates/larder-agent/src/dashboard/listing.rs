@@ -1,12 +1,13 @@
 //! The images, listed once for all pages that ask within a few seconds, and sorted, filtered and cut for each.
 
 use std::cmp::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use larder::detached::SharedCall;
 use larder_api::convert::image_state;
 use larder_api::v1 as api;
+use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::time::{self, Instant};
 use tonic::Status;
@@ -94,7 +95,7 @@ impl ListingCache {
 
     /// The cached listing if it is fresh. Frees one that is not: two listings would take twice the memory.
     fn fresh(&self, now: Instant) -> Option<ListingResult> {
-        let mut last = self.lock();
+        let mut last = self.last.lock();
         last.take_if(|last| last.fresh_until <= now);
         let last = last.as_mut()?;
         last.used = now;
@@ -108,18 +109,14 @@ impl ListingCache {
         let result = images.map(|images| Arc::new(Listing::of(images)));
         let now = Instant::now();
         let fresh_for = if result.is_ok() { FRESH.max((now - began) * FRESH_FACTOR) } else { FRESH };
-        *self.lock() =
+        *self.last.lock() =
             Some(CachedListing { result: result.clone(), fresh_until: now + fresh_for, used: now });
         result
     }
 
     /// Frees what nothing has asked for since a while.
     pub(super) fn drop_unused(&self, now: Instant) {
-        self.lock().take_if(|last| now.saturating_duration_since(last.used) > UNUSED_LISTING_TTL);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<CachedListing>> {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+        self.last.lock().take_if(|last| now.saturating_duration_since(last.used) > UNUSED_LISTING_TTL);
     }
 }
 

@@ -19,12 +19,13 @@ mod stream;
 mod tests;
 
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hyper::body::Bytes;
 use larder_api::v1 as api;
 use larder_api::v1::control_server::Control as _;
+use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::{self, Instant};
 use tonic::body::Body;
@@ -107,7 +108,7 @@ impl Dashboard {
     async fn sample(&self) {
         let Some(disk) = self.status().await.ok().and_then(|status| status.disk) else { return };
         let used_bytes = disk.size_bytes.saturating_sub(disk.available_bytes);
-        let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut history = self.history.lock();
         history.add(DiskSample { at: unix_seconds(), used_bytes, size_bytes: disk.size_bytes });
     }
 
@@ -171,7 +172,7 @@ impl Dashboard {
     }
 
     fn disk(&self) -> String {
-        let history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
+        let history = self.history.lock();
         json(&history.downsampled(samples::POINTS))
     }
 

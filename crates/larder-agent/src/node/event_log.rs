@@ -1,8 +1,7 @@
 //! Events in the daemon's log, each failure once.
 
-use std::sync::{Mutex, PoisonError};
-
 use larder::events::{Event, EventReason, EventSink};
+use parking_lot::Mutex;
 
 use super::peer::Peer;
 
@@ -24,7 +23,7 @@ impl<S> DedupEventSink<S> {
 impl<S: EventSink> EventSink for DedupEventSink<S> {
     fn record(&self, event: Event) {
         {
-            let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut said = self.said.lock();
             match event.reason {
                 EventReason::FreeDiskSpaceFailed | EventReason::InvalidDiskCapacity => {
                     *said = Some(event.message.clone());

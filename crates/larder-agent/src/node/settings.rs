@@ -2,8 +2,9 @@
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 use tracing::Level;
 
@@ -42,7 +43,7 @@ impl NodeSettings {
 
     /// Keeps others from changing settings and rules. Not to be held across an await.
     pub(crate) fn changing(&self) -> MutexGuard<'_, ()> {
-        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+        self.changing.lock()
     }
 
     /// Keys whose value needs a restart to be in force.
@@ -77,7 +78,7 @@ impl NodeSettings {
 
     /// Why the last reload changed nothing, if it failed.
     pub(crate) fn reload_error(&self) -> Option<String> {
-        self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.last_error.lock().clone()
     }
 
     /// Puts other settings in force.
@@ -92,7 +93,7 @@ impl NodeSettings {
 
     /// Records why a reload changed nothing, or that it succeeded.
     pub(super) fn note_reload(&self, error: Option<String>) {
-        *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = error;
+        *self.last_error.lock() = error;
     }
 
     /// That the last good settings are in force instead of the present ones, and why.
@@ -122,7 +123,7 @@ impl NodeSettings {
     /// Remembers the files of the settings as they are. Whether they have changed since the last time; `None` at the first.
     pub(super) fn note_file_states(&self) -> Option<bool> {
         let now = stamps(&self.files());
-        let mut known = self.stamps.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.stamps.lock();
         let before = known.replace(now);
         before.map(|before| known.as_ref() != Some(&before))
     }

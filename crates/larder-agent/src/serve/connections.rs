@@ -4,9 +4,10 @@
 //! one that was idle for the longest is asked, so that sleeping clients cannot keep others out.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, watch};
 use tokio::time::{self, Instant};
 
@@ -149,7 +150,7 @@ impl Connections {
 
 impl ConnectionsInner {
     fn table(&self) -> MutexGuard<'_, ConnectionTable> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock()
     }
 }
 

@@ -1,7 +1,7 @@
 //! Makes the exporter, the sampler and the description of this process.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -14,6 +14,7 @@ use opentelemetry_otlp::{
 };
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider, SpanExporter as _, SpanProcessor};
+use parking_lot::Mutex;
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
 use super::options::{NamedFile, TraceOptions};
@@ -30,7 +31,7 @@ pub(super) struct LastCause(Arc<Mutex<Option<String>>>);
 impl LastCause {
     /// A failure of the exporter with its cause, where that is known.
     pub(super) fn added_to(&self, failure: String) -> String {
-        match self.0.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        match self.0.lock().take() {
             Some(cause) => format!("{failure}: {cause}"),
             None => failure,
         }
@@ -49,7 +50,7 @@ impl<C: HttpClient> HttpClient for NotingClient<C> {
     async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
         let sent = self.client.send_bytes(request).await;
         let cause = sent.as_ref().err().map(|error| innermost(&**error));
-        *self.cause.0.lock().unwrap_or_else(PoisonError::into_inner) = cause;
+        *self.cause.0.lock() = cause;
         sent
     }
 }

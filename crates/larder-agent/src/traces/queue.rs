@@ -237,11 +237,11 @@ fn next_step(failure: &str) -> Option<&'static str> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
 
     use opentelemetry::trace::{Tracer as _, TracerProvider as _};
     use opentelemetry_sdk::error::OTelSdkError;
     use opentelemetry_sdk::trace::SdkTracerProvider;
+    use parking_lot::Mutex;
 
     use super::*;
 
@@ -261,7 +261,7 @@ mod tests {
             if self.fails {
                 return Err(OTelSdkError::InternalFailure("refused".into()));
             }
-            self.batches.lock().unwrap().push(batch.len());
+            self.batches.lock().push(batch.len());
             Ok(())
         }
     }
@@ -302,12 +302,12 @@ mod tests {
         let (provider, flush, counts, batches) = started(false, false);
         end_spans(&provider, 5);
         time::sleep(Duration::from_secs(1)).await;
-        assert_eq!(*batches.lock().unwrap(), [4], "the delay is not over");
+        assert_eq!(*batches.lock(), [4], "the delay is not over");
         time::sleep(Duration::from_secs(5)).await;
-        assert_eq!(*batches.lock().unwrap(), [4, 1]);
+        assert_eq!(*batches.lock(), [4, 1]);
         end_spans(&provider, 2);
         flush.within(Duration::from_secs(1)).await;
-        assert_eq!(*batches.lock().unwrap(), [4, 1, 2], "a flush does not wait for the delay");
+        assert_eq!(*batches.lock(), [4, 1, 2], "a flush does not wait for the delay");
         assert_eq!(counts.now(), TraceCounts { exported: 7, ..TraceCounts::default() });
     }
 

@@ -1,12 +1,13 @@
 //! Events as they happen: printed in the columns of `kubectl get events`, kept for the summary.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use larder::events::{Event, EventReason, EventSink};
+use parking_lot::Mutex;
 use serde::Serialize;
 
 use crate::printer::Printer;
@@ -71,7 +72,7 @@ impl EventPrinterSink {
 
     /// Everything that happened, in order.
     pub(crate) fn records(&self) -> Vec<EventRecord> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner).kept.clone()
+        self.seen.lock().kept.clone()
     }
 
     fn columns(&self, time: &str, kind: &str, reason: &str, object: &str, message: &str) -> String {
@@ -88,7 +89,7 @@ impl EventSink for EventPrinterSink {
     fn record(&self, event: Event) {
         let Event { time, event_type, reason, object, message, .. } = event;
         let label = self.labels.get(&object.uid).cloned().unwrap_or_else(|| object.to_string());
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.seen.lock();
         if reason == EventReason::BackOff || message == "Error: ImagePullBackOff" {
             let key = (object.uid.clone(), object.field_path.clone(), message.clone());
             if !seen.printed_backoff.insert(key) {

@@ -1,12 +1,12 @@
 //! Progress of running pulls: live on a terminal, and as data where that is wanted.
 
 use std::fmt::Write as _;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use larder::backend::{ByteProgress, LayerPhase, LayerProgress};
 use larder::pull::{PullPhase, PullStatus};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::progress_timeline::{ProgressChange, ProgressTimeline, phase_of, wait_of};
@@ -56,7 +56,7 @@ impl ProgressLines {
 
     /// Returns the progress in order, if it was kept.
     pub(crate) fn course(&self) -> Vec<ProgressChange> {
-        let course = self.course.as_ref().map(|course| course.lock().unwrap_or_else(PoisonError::into_inner));
+        let course = self.course.as_ref().map(|course| course.lock());
         course.map(|course| course.records()).unwrap_or_default()
     }
 
@@ -81,7 +81,7 @@ impl ProgressLines {
     /// Shows these pulls, and how many of all images are done.
     pub(crate) fn update(&self, pulls: &[PullStatus], done: usize, all: usize, now: Instant) {
         if let Some(course) = &self.course {
-            course.lock().unwrap_or_else(PoisonError::into_inner).note(pulls, SystemTime::now(), now);
+            course.lock().note(pulls, SystemTime::now(), now);
         }
         let Some(live) = &self.live else {
             return;
@@ -101,7 +101,7 @@ impl ProgressLines {
 impl LiveLines {
     /// Draws these lines in place of the earlier ones. All lines are the message of one bar: they are wiped together.
     fn show(&self, texts: &[String]) {
-        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lines = self.lines.lock();
         if texts.is_empty() {
             if let Some(bar) = lines.take() {
                 bar.finish_and_clear();

@@ -1,9 +1,9 @@
 //! Waits between attempts to open images, and notes that say what a command waits for.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use larder::retry::RetryClock;
+use parking_lot::Mutex;
 use tokio::time::{self, Instant};
 
 use crate::printer::Printer;
@@ -31,7 +31,7 @@ impl<'a, F> WaitNotes<'a, F> {
     }
 
     fn print(&self, text: String) {
-        let mut printed = self.printed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut printed = self.printed.lock();
         let is_known = printed.as_ref().is_some_and(|known| !self.follows_changes || *known == text);
         if !is_known {
             self.out.info(format_args!("note: {text}"));

@@ -11,12 +11,12 @@ mod records;
 
 use std::collections::BTreeSet;
 use std::error::Error as _;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
 use larder::backend::{Backend as _, BackendError, CallErrorKind, ImageSpec};
 use larder_cri::CriBackend;
+use parking_lot::Mutex;
 use tonic::{Code, Status};
 
 pub use records::PublishedImage;
@@ -89,7 +89,7 @@ impl ImagePublisher {
     pub async fn end_stale_leases(&self) -> Result<(), BackendError> {
         let ended = self.client.within_limit(async {
             for lease in self.client.leases(NAMESPACE).await? {
-                if lease.labels.contains_key(PUBLISHES) && !self.leases().contains(&lease.id) {
+                if lease.labels.contains_key(PUBLISHES) && !self.leases.lock().contains(&lease.id) {
                     match self.client.delete_lease(NAMESPACE, &lease.id).await {
                         Err(status) if status.code() == Code::NotFound => {} // it has expired
                         ended => ended?,
@@ -99,10 +99,6 @@ impl ImagePublisher {
             Ok(())
         });
         ended.await.map_err(|status| self.client.error(&status))
-    }
-
-    fn leases(&self) -> MutexGuard<'_, BTreeSet<String>> {
-        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Removes these names of an image, and returns after containerd has collected what only they referenced. A name that stands
@@ -125,7 +121,7 @@ impl ImagePublisher {
     async fn publish_leased(&self, image: &PublishedImage, foreign: ForeignName) -> Result<(), Status> {
         let now = Timestamp::now();
         let id = format!("larder-{}-{}", std::process::id(), now.as_nanosecond());
-        self.leases().insert(id.clone());
+        self.leases.lock().insert(id.clone());
         let lease = OpenLease { publisher: self, id };
         let ends = now.checked_add(LEASE).unwrap_or(now);
         let labels = [("containerd.io/gc.expire", ends.to_string()), (PUBLISHES, image.id.to_string())];
@@ -277,7 +273,7 @@ struct OpenLease<'a> {
 
 impl Drop for OpenLease<'_> {
     fn drop(&mut self) {
-        self.publisher.leases().remove(&self.id);
+        self.publisher.leases.lock().remove(&self.id);
     }
 }
 

@@ -4,9 +4,10 @@
 //! more for each set and registry that has none: whatever hangs, the others proceed.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use larder::reference::{ImageName, Reference};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 /// All sets and registries have so many, with those that each one has of its own.
@@ -56,22 +57,18 @@ impl EnsureSlots {
     }
 
     fn try_acquire(&self, owner: &SlotOwner) -> bool {
-        let mut used = self.lock();
+        let mut used = self.used.lock();
         let all = used.values().sum::<usize>();
         let own = used.entry(owner.clone()).or_default();
         let is_free = *own == 0 || (*own < OF_ONE_SET && all < OF_ALL);
         *own += usize::from(is_free);
         is_free
     }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<SlotOwner, usize>> {
-        self.used.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for EnsureSlot<'_> {
     fn drop(&mut self) {
-        let mut used = self.slots.lock();
+        let mut used = self.slots.used.lock();
         if let Some(own) = used.get_mut(self.owner) {
             *own -= 1;
             if *own == 0 {

@@ -4,12 +4,13 @@ use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher as _, RandomState};
 use std::panic::resume_unwind;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use larder::reference::{ImageId, ImageName};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::task::{AbortHandle, JoinError, JoinSet};
 use tokio::time;
@@ -92,12 +93,6 @@ pub(super) struct ImageTasks {
 struct States {
     by_image: Arc<Mutex<BTreeMap<String, ImageState>>>,
     changed: Arc<Notify>,
-}
-
-impl States {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, ImageState>> {
-        self.by_image.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 struct ImageTask {
@@ -190,7 +185,7 @@ impl ImageTasks {
 
     /// The state of each image, which it also counts.
     pub(super) fn states(&self) -> BTreeMap<String, ImageState> {
-        let states = self.states.lock().clone();
+        let states = self.states.by_image.lock().clone();
         let mut counts = ImageCounts::default();
         for state in states.values() {
             *match state {
@@ -222,7 +217,7 @@ impl Drop for ImageTasks {
 impl ImageTask {
     /// Releases the image, unless the new task for it will retain it: until that has found it, it stays retained as it is.
     fn stop(&self, new: Option<&WantedImage>) {
-        let mut states = self.states.lock();
+        let mut states = self.states.by_image.lock();
         self.is_wanted.store(false, Ordering::Relaxed);
         if new.is_none_or(|new| new.retention == RetentionPolicy::PullOnce) {
             self.images.release(&self.image.image);
@@ -234,7 +229,7 @@ impl ImageTask {
     }
 
     fn set_state(&self, state: ImageState) {
-        let mut states = self.states.lock();
+        let mut states = self.states.by_image.lock();
         if self.is_wanted.load(Ordering::Relaxed)
             && states.insert(self.image.image.as_str().to_owned(), state.clone()) != Some(state)
         {
@@ -243,7 +238,7 @@ impl ImageTask {
     }
 
     fn retain(&self, id: &ImageId) {
-        let _states = self.states.lock();
+        let _states = self.states.by_image.lock();
         if self.is_wanted.load(Ordering::Relaxed) && self.image.retention != RetentionPolicy::PullOnce {
             self.images.retain(&self.image, id);
         }
@@ -391,20 +386,20 @@ mod tests {
             }
             time::sleep(Duration::from_millis(10)).await;
             self.pulling.fetch_sub(1, Ordering::Relaxed);
-            *self.present.lock().unwrap() = true;
+            *self.present.lock() = true;
             Ok(ImageId::from(image.image.as_str()))
         }
 
         async fn find(&self, image: &WantedImage) -> Result<Option<ImageId>, String> {
-            Ok(self.present.lock().unwrap().then(|| ImageId::from(image.image.as_str())))
+            Ok(self.present.lock().then(|| ImageId::from(image.image.as_str())))
         }
 
         fn retain(&self, image: &WantedImage, _: &ImageId) {
-            self.retained.lock().unwrap().insert(image.image.to_string(), image.retention);
+            self.retained.lock().insert(image.image.to_string(), image.retention);
         }
 
         fn release(&self, image: &ImageName) {
-            self.retained.lock().unwrap().remove(image.as_str());
+            self.retained.lock().remove(image.as_str());
         }
     }
 
@@ -426,16 +421,16 @@ mod tests {
         let images = Arc::new(TestImages::default());
         let mut tasks = ImageTasks::new(images.clone());
         let pulls = || images.pulls.load(Ordering::Relaxed);
-        let retained = || images.retained.lock().unwrap().get("a:1").copied();
+        let retained = || images.retained.lock().get("a:1").copied();
         tasks.set(of_policy("PullOnce"), |_, _| false, None);
         assert_eq!(after(1, &tasks).await, Some(ImageState::Present));
-        *images.present.lock().unwrap() = false;
+        *images.present.lock() = false;
         assert_eq!(after(600, &tasks).await, Some(ImageState::Present), "GC may take it");
         assert_eq!((pulls(), retained()), (1, None));
         tasks.set(of_policy("KeepPresent"), |_, _| false, None);
         after(1, &tasks).await;
         assert_eq!((pulls(), retained()), (2, Some(RetentionPolicy::KeepPresent)));
-        *images.present.lock().unwrap() = false;
+        *images.present.lock() = false;
         after(120, &tasks).await;
         assert_eq!(pulls(), 3, "pulled again");
         tasks.set(of_policy("Pin"), |_, _| false, None);
@@ -474,14 +469,14 @@ mod tests {
         let limited = || wanted(json!({ "images": [{ "image": "a:1" }], "parallelism": 1 }));
         tasks.set(limited(), |_, _| false, None);
         assert_eq!(after(600, &tasks).await, Some(ImageState::Waiting));
-        *images.present.lock().unwrap() = true;
+        *images.present.lock() = true;
         tasks.set(BTreeMap::new(), |_, _| false, None);
         tasks.set(limited(), |_, _| false, None);
         assert_eq!(after(1, &tasks).await, Some(ImageState::Present));
-        assert_eq!(images.retained.lock().unwrap().len(), 1, "a present image is retained all the same");
-        *images.present.lock().unwrap() = false;
+        assert_eq!(images.retained.lock().len(), 1, "a present image is retained all the same");
+        *images.present.lock() = false;
         assert_eq!(after(120, &tasks).await, Some(ImageState::Waiting), "it was removed");
-        *images.present.lock().unwrap() = true;
+        *images.present.lock() = true;
         tasks.set(of_policy("PullOnce"), |_, _| true, None);
         assert_eq!(after(1, &tasks).await, Some(ImageState::Present));
         assert_eq!(images.pulls.load(Ordering::Relaxed), 0);
@@ -490,7 +485,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_image_that_is_present_before_its_node_is_admitted_is_pulled_once_for_its_set() {
         let images = Arc::new(TestImages::default());
-        *images.present.lock().unwrap() = true;
+        *images.present.lock() = true;
         let mut tasks = ImageTasks::new(images.clone());
         let spec = json!({ "images": [{ "image": "a:1" }], "policy": "PullOnce", "parallelism": 1 });
         tasks.set(wanted(spec.clone()), |_, _| false, None);
@@ -513,13 +508,13 @@ mod tests {
         let pulls = || images.pulls.load(Ordering::Relaxed);
         tasks.set(wanted(&[&one, &two]), |_, _| false, None);
         assert_eq!(after(1, &tasks).await, Some(ImageState::Present));
-        *images.present.lock().unwrap() = false;
+        *images.present.lock() = false;
         tasks.set(wanted(&[&one]), |_, _| false, None);
         assert_eq!((after(1, &tasks).await, pulls()), (Some(ImageState::Present), 1), "two was deleted");
         two.metadata.generation = Some(2);
         tasks.set(wanted(&[&one, &two]), |_, _| false, None);
         assert_eq!((after(1, &tasks).await, pulls()), (Some(ImageState::Present), 2), "two is new");
-        *images.present.lock().unwrap() = false;
+        *images.present.lock() = false;
         tasks.set(BTreeMap::new(), |_, _| false, None);
         tasks.set(wanted(&[&one]), |_, _| false, None);
         assert_eq!((after(1, &tasks).await, pulls()), (Some(ImageState::Present), 3), "one was deleted");

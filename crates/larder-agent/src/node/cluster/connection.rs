@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::mem;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use larder_api::convert;
 use larder_api::v1 as api;
 use larder_kube::{ClusterError, ResponseObserver};
+use parking_lot::Mutex;
 
 /// Whether the API server answers requests of one identity. Each change is logged, each repetition is not.
 pub(crate) struct Connection {
@@ -60,7 +60,7 @@ impl Connection {
 
     /// This action is over, with its problem.
     fn forget_action(&self, action: &str, now: SystemTime) {
-        if self.lock().actions.contains_key(action) {
+        if self.state.lock().actions.contains_key(action) {
             self.change(now, |state| {
                 state.actions.remove(action);
                 None
@@ -78,7 +78,7 @@ impl Connection {
 
     /// Logs a change of the state; the change returns a problem that is new.
     fn change(&self, now: SystemTime, change: impl FnOnce(&mut ConnectionState) -> Option<ClusterError>) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let was_connected = state.is_known.then(|| state.problem().is_none());
         let new_problem = change(&mut state);
         state.is_known = true;
@@ -94,17 +94,13 @@ impl Connection {
     }
 
     pub(crate) fn status(&self) -> api::KubernetesConnection {
-        let state = self.lock();
+        let state = self.state.lock();
         let unknown = (!state.is_known).then(|| "not connected yet".to_owned());
         api::KubernetesConnection {
             connected: state.is_known && state.problem().is_none(),
             since: convert::time(state.since),
             problem: state.problem().map(ToString::to_string).or(unknown),
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, ConnectionState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -18,6 +18,7 @@ use larder_kube::image_sets::{
     WantedImage, clear_report, run_image_sets,
 };
 use larder_kube::{PullSecrets, own_namespace};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time;
 
@@ -77,7 +78,7 @@ pub(in crate::node) async fn follow_image_sets(
 /// Image sets are turned off: says so to the cluster, and forgets what they have retained.
 pub(in crate::node) async fn end_image_sets(cluster: &NodeCluster, file: Option<PathBuf>) {
     forget_image_sets(file).await;
-    *lock(&cluster.set_images) = None;
+    *cluster.set_images.lock() = None;
     if let Some(identity) = &cluster.own {
         clear_report(&identity.cluster, &ImageSetOptions::new(&own_namespace().await)).await;
     }
@@ -118,10 +119,6 @@ struct NodeSetImages {
 }
 
 impl NodeSetImages {
-    fn lock(&self) -> MutexGuard<'_, RetainedImages> {
-        lock(&self.retained)
-    }
-
     async fn ensure_image(&self, image: &WantedImage, is_retry: bool) -> Result<ImageId, String> {
         // A present image needs no secrets, whatever it was pulled with: no pod uses it because of a set.
         if image.pull_policy != PullPolicy::Always
@@ -164,7 +161,7 @@ impl NodeSetImages {
                 for (key, id) in images.values() {
                     self.context.held.keep(key.clone(), id.clone());
                 }
-                *self.lock() = images;
+                *self.retained.lock() = images;
             }
             Err(error) => tracing::warn!(
                 "kubernetes: cannot read the images of image sets: {error}; they are retained once the API server has answered"
@@ -178,7 +175,7 @@ impl NodeSetImages {
         loop {
             self.changed.notified().await;
             time::sleep(WRITE_DELAY).await;
-            let images = self.lock().clone();
+            let images = self.retained.lock().clone();
             let written = retained_file::write(file.clone(), images).await;
             let has_failed = written.is_err();
             note_written(written);
@@ -193,14 +190,10 @@ impl NodeSetImages {
 impl Drop for NodeSetImages {
     /// Also of images that were retained before a restart, and for which there is no task yet.
     fn drop(&mut self) {
-        for (key, _) in self.lock().values() {
+        for (key, _) in self.retained.lock().values() {
             self.context.held.remove(key);
         }
     }
-}
-
-fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[async_trait]
@@ -231,7 +224,7 @@ impl SetImages for NodeSetImages {
         };
         let value = (key.clone(), id.clone());
         // Locked until the image is in use: what is retained is what is in use.
-        let mut retained = self.lock();
+        let mut retained = self.retained.lock();
         let known = retained.insert(image.image.as_str().to_owned(), value.clone());
         self.context.held.keep(key.clone(), id.clone());
         if known.as_ref() != Some(&value) {
@@ -243,7 +236,7 @@ impl SetImages for NodeSetImages {
     }
 
     fn release(&self, image: &ImageName) {
-        if let Some((known, _)) = self.lock().remove(image.as_str()) {
+        if let Some((known, _)) = self.retained.lock().remove(image.as_str()) {
             self.context.held.remove(&known);
             self.changed.notify_one();
         }
@@ -252,7 +245,7 @@ impl SetImages for NodeSetImages {
     fn note_wanted(&self, wanted: &BTreeMap<String, WantedImage>) {
         let stays =
             |name: &str| wanted.get(name).is_some_and(|image| image.retention != RetentionPolicy::PullOnce);
-        self.lock().retain(|name, (key, _)| {
+        self.retained.lock().retain(|name, (key, _)| {
             let stays = stays(name);
             if !stays {
                 self.context.held.remove(key);
@@ -263,11 +256,11 @@ impl SetImages for NodeSetImages {
     }
 
     fn note_counts(&self, counts: ImageCounts) {
-        *lock(&self.counts) = Some(counts);
+        *self.counts.lock() = Some(counts);
     }
 
     fn begin_first_scan(&self) -> Option<FirstScanGuard> {
-        let first = lock(&self.first).take()?;
+        let first = self.first.lock().take()?;
         Some(Arc::new(first))
     }
 }

@@ -1,7 +1,7 @@
 //! The identities with which the daemon uses the cluster.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use larder::credentials::plugin::ServiceAccountClient;
@@ -9,6 +9,7 @@ use larder::events::EventFollower;
 use larder_api::v1 as api;
 use larder_kube::image_sets::ImageCounts;
 use larder_kube::{Cluster, ClusterOptions, ClusterServiceAccounts, node_name, other_node};
+use parking_lot::Mutex;
 
 use super::event_sender::{self, EventCounters};
 use super::{Connection, EventCounts};
@@ -121,7 +122,7 @@ impl NodeCluster {
 
     /// How many images of image sets are in each state; none while it follows no sets.
     pub(crate) fn image_counts(&self) -> Vec<(&'static str, u64)> {
-        let counts = *self.set_images.lock().unwrap_or_else(PoisonError::into_inner);
+        let counts = *self.set_images.lock();
         let states = |ImageCounts { waiting, pulling, present, failed }| {
             vec![("waiting", waiting), ("pulling", pulling), ("present", present), ("failed", failed)]
         };

@@ -5,7 +5,7 @@ mod other_collector;
 mod removals;
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
@@ -17,6 +17,7 @@ use larder::image_service::{FilesystemError, FsStats};
 use larder::pull::{RoomMaker, RoomOutcome};
 use larder::retention::RemovalGate;
 use larder_store::backend::StoreBackend;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time;
 
@@ -140,12 +141,12 @@ impl Collection {
     /// Replaces the policy by one with all keep rules.
     pub(crate) fn set_policy(&self, policy: GcPolicy) {
         self.collector.set_policy(policy);
-        *self.unread_rules() = None;
+        *self.unread_rules.lock() = None;
     }
 
     /// The collector; an error while it is not known what keep rules retain.
     pub(crate) fn collector(&self) -> Result<&Collector, Error> {
-        match &*self.unread_rules() {
+        match &*self.unread_rules.lock() {
             Some(error) => Err(error.clone()),
             None => Ok(&self.collector),
         }
@@ -202,10 +203,6 @@ impl Collection {
             tracing::warn!("{}", error.message());
         }
         self.collector.flush().await;
-    }
-
-    fn unread_rules(&self) -> MutexGuard<'_, Option<Error>> {
-        self.unread_rules.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,9 +1,9 @@
 //! Another collector beside larder's, which removes images over CRI: a kubelet whose image GC is on.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use larder_api::convert;
+use parking_lot::Mutex;
 
 /// Tools for people, which collect nothing by themselves.
 const TOOLS: [&str; 2] = ["crictl", "larder"];
@@ -28,7 +28,7 @@ impl OtherCollector {
         if TOOLS.contains(&command) {
             return;
         }
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.0.lock();
         let images = known.as_ref().map_or(0, |known| known.images) + 1;
         let by = if command.is_empty() { "another process" } else { command };
         *known = Some(OtherRemovals { by: by.to_owned(), images, last: now });
@@ -36,8 +36,7 @@ impl OtherCollector {
 
     /// A warning that two collectors work on one disk.
     pub(crate) fn warning(&self, now: SystemTime) -> Option<String> {
-        let OtherRemovals { by, images, last } =
-            self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
+        let OtherRemovals { by, images, last } = self.0.lock().clone()?;
         if now.duration_since(last).is_ok_and(|since| since > WARN_FOR) {
             return None;
         }

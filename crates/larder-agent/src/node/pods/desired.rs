@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::panic::resume_unwind;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -13,6 +13,7 @@ use larder::gc::Collector;
 use larder::pull::{EnsureError, EnsureReason, EnsureRequest, EnsuredImage, ImageManager, ImagePresence};
 use larder::reference::{ImageId, ImageName};
 use larder::retention::{Retention, RetentionError, RetentionPurpose, RetentionSource};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinError, JoinSet};
 use tokio::time::{self, Instant};
@@ -65,44 +66,40 @@ impl DesiredUses {
     /// From now on, and until the scan has ended, reading the uses waits.
     pub(crate) fn begin_first_scan(&self) -> FirstScan {
         let (scan, ended) = watch::channel(());
-        *lock(&self.known) = Some(FirstScanDone(ended, Instant::now() + FIRST_SCAN_LIMIT));
+        *self.known.lock() = Some(FirstScanDone(ended, Instant::now() + FIRST_SCAN_LIMIT));
         FirstScan(Arc::new(scan))
     }
 
     async fn known(&self) {
-        let Some(FirstScanDone(mut ended, latest)) = lock(&self.known).clone() else { return };
+        let Some(FirstScanDone(mut ended, latest)) = self.known.lock().clone() else { return };
         // Nothing is ever sent: it changes only by being closed.
         if time::timeout_at(latest, ended.changed()).await.is_err() {
             tracing::warn!(
                 "desired images of static pods, the prefetch list and bound pods are not known yet"
             );
         }
-        *lock(&self.known) = None;
-    }
-
-    fn map(&self) -> MutexGuard<'_, BTreeMap<DesiredKey, ImageId>> {
-        lock(&self.ids)
+        *self.known.lock() = None;
     }
 
     /// From now on this image is in use by that key.
     pub(crate) fn keep(&self, key: DesiredKey, id: ImageId) {
-        self.map().insert(key, id);
+        self.ids.lock().insert(key, id);
     }
 
     /// This image is no longer in use by that key.
     #[cfg(feature = "kube")]
     pub(in crate::node) fn remove(&self, key: &DesiredKey) {
-        self.map().remove(key);
+        self.ids.lock().remove(key);
     }
 
     /// Of the images that this owner uses, only these remain in use.
     pub(super) fn retain(&self, owner: &str, keys: &[DesiredKey]) {
-        self.map().retain(|key, _| key.owner != owner || keys.contains(key));
+        self.ids.lock().retain(|key, _| key.owner != owner || keys.contains(key));
     }
 
     /// Keeps the image like [`keep`](DesiredUses::keep), if it is still desired.
     fn hold(&self, key: DesiredKey, wanted: &AtomicBool, id: ImageId) {
-        let mut held = self.map();
+        let mut held = self.ids.lock();
         if wanted.load(Ordering::Relaxed) {
             held.insert(key, id);
         }
@@ -110,21 +107,17 @@ impl DesiredUses {
 
     /// Nothing is held for it any more, whatever its task still does.
     fn release(&self, key: &DesiredKey, wanted: &AtomicBool) {
-        let mut held = self.map();
+        let mut held = self.ids.lock();
         wanted.store(false, Ordering::Relaxed);
         held.remove(key);
     }
-}
-
-fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[async_trait]
 impl RetentionSource for DesiredUses {
     async fn retentions(&self) -> Result<Vec<Retention>, RetentionError> {
         self.known().await;
-        let held = self.map();
+        let held = self.ids.lock();
         Ok(held.iter().map(retention).collect())
     }
 }

@@ -1,13 +1,14 @@
 //! How long the images of each pod are being pulled, over all requests for them, as metric and event.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use larder::events::{Event, EventReason, EventSink, EventType};
 use larder::go_format;
 use larder::pod::{ObjectRef, Pod};
 use larder::pull::{PullTimeRecorder, PullTimes};
+use parking_lot::Mutex;
 
 use crate::node::metrics::NodeMetrics;
 
@@ -44,13 +45,9 @@ impl PodPulls {
             return None;
         }
         let key = pod.key();
-        *self.requests().entry(key.clone()).or_default() += 1;
+        *self.requests.lock().entry(key.clone()).or_default() += 1;
         self.times.track(&key);
         Some(PodPullRequest { pulls: Arc::clone(self), key, pod: ObjectRef::new(pod, "") })
-    }
-
-    fn requests(&self) -> MutexGuard<'_, HashMap<String, usize>> {
-        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -58,7 +55,7 @@ impl Drop for PodPullRequest {
     fn drop(&mut self) {
         let PodPulls { times, metrics, events, .. } = &*self.pulls;
         let total = {
-            let mut requests = self.pulls.requests();
+            let mut requests = self.pulls.requests.lock();
             let Some(left) = requests.get_mut(&self.key) else { return };
             *left -= 1;
             if *left > 0 {

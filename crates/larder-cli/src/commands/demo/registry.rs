@@ -5,8 +5,8 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::Range;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -19,6 +19,7 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use larder::reference::Digest;
+use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time;
@@ -78,7 +79,7 @@ impl DemoRegistry {
 
     /// Returns the requests since the last call.
     pub(super) fn take_log(&self) -> Vec<FetchRecord> {
-        let noted = std::mem::take(&mut *self.shared.log.lock().unwrap_or_else(PoisonError::into_inner));
+        let noted = std::mem::take(&mut *self.shared.log.lock());
         let served = noted.into_iter().map(|noted| FetchRecord {
             kind: noted.kind,
             digest: noted.digest,
@@ -121,7 +122,7 @@ impl DemoRegistryInner {
         }
         let document = self.content.documents.get(path);
         let sent = Arc::new(AtomicUsize::new(0));
-        self.log.lock().unwrap_or_else(PoisonError::into_inner).push(LoggedFetch {
+        self.log.lock().push(LoggedFetch {
             kind: document.map(|document| document.kind),
             digest: document.map(|document| document.digest.clone()),
             bytes: Arc::clone(&sent),

@@ -3,9 +3,10 @@
 use larder::hint::Hint;
 use std::fmt;
 use std::io::{self, Write};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use larder_api::v1::{StoreUsage, UsageRequest};
+use parking_lot::Mutex;
 
 use crate::args::{Cli, GlobalFlags};
 use crate::exit::CommandOutcome;
@@ -60,7 +61,7 @@ impl DemoRunner {
         self.check(ended == expected, || {
             format!("{line}: exit code {}, expected {}", ended.code(), expected.code())
         })?;
-        let printed = printed.lock().unwrap_or_else(PoisonError::into_inner);
+        let printed = printed.lock();
         Ok(String::from_utf8_lossy(&printed).into_owned())
     }
 
@@ -114,7 +115,7 @@ struct CapturingWriter {
 
 impl Write for CapturingWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.copy.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(bytes);
+        self.copy.lock().extend_from_slice(bytes);
         match self.to.write_all(bytes) {
             // The copy is needed even if the pipe is closed.
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),

@@ -1,6 +1,6 @@
 //! Many ensures at once, and again, under simulated time.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use larder::backend::Image;
 use larder::pod::{ObjectRef, Pod};
@@ -10,6 +10,7 @@ use larder_agent::environment::DefaultPaths;
 use larder_agent::node::Node;
 use larder_agent::serve::CommandServer;
 use larder_testkit::fake_backend::{FakeBackend, ScriptedPull, image};
+use parking_lot::Mutex;
 
 use super::*;
 
@@ -19,13 +20,13 @@ struct MessageSink(Mutex<Vec<String>>);
 
 impl EventSink for MessageSink {
     fn record(&self, event: Event) {
-        self.0.lock().unwrap().push(format!("{}: {}", event.reason, event.message));
+        self.0.lock().push(format!("{}: {}", event.reason, event.message));
     }
 }
 
 impl MessageSink {
     fn all(&self) -> Vec<String> {
-        self.0.lock().unwrap().clone()
+        self.0.lock().clone()
     }
 }
 
