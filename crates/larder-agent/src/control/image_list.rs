@@ -23,8 +23,8 @@ use crate::node::Storage;
 use crate::node::collection::Collection;
 use crate::node::pulls::Pulls;
 
-/// Number of concurrent calls.
-const CALLS_AT_ONCE: usize = 8;
+/// Number of concurrent calls. Each may have a config of some megabytes in memory.
+const CALLS_AT_ONCE: usize = 4;
 /// How long a list waits for its details, such as from a container service that hangs.
 const DETAILS_WITHIN: Duration = Duration::from_secs(5);
 

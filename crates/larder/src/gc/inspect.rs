@@ -16,8 +16,8 @@ use super::layers::{LayerSource, LayerUsageIndex};
 use crate::backend::{Backend, BackendError, Image, ImageDetails, ImageSpec};
 use crate::reference::{ImageId, LayerId};
 
-/// Number of concurrent calls.
-const CALLS_AT_ONCE: usize = 8;
+/// Number of concurrent calls. Each may have a config of some megabytes in memory.
+const CALLS_AT_ONCE: usize = 4;
 
 /// Calls [`Backend::inspect`] once for each image.
 pub struct InspectLayerSource {
