@@ -119,18 +119,18 @@ impl LeaseTable {
             return HashMap::new();
         }
         self.looked = Some(looked);
-        let mut uses = HashMap::new();
-        let mut used: HashMap<ImageId, Instant> = HashMap::new();
+        let mut present = HashMap::new();
+        let mut latest: HashMap<ImageId, Instant> = HashMap::new();
         for Retention { image, purpose, .. } in found {
             let Some(user) = purpose.user() else { continue };
-            let found = (image.clone(), user.to_owned());
-            let since = self.uses.get(&found).copied().unwrap_or(looked);
-            let latest = used.entry(image.clone()).or_insert(since);
-            *latest = since.max(*latest);
-            uses.insert(found, since);
+            let one = (image.clone(), user.to_owned());
+            let since = self.uses.get(&one).copied().unwrap_or(looked);
+            let newest = latest.entry(image.clone()).or_insert(since);
+            *newest = since.max(*newest);
+            present.insert(one, since);
         }
-        self.uses = uses;
-        used
+        self.uses = present;
+        latest
     }
 
     /// Whether an image is leased for its first use.
