@@ -3,12 +3,13 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex as Map, MutexGuard as MapGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use larder::credentials::Credential;
 use larder::credentials::Secret;
 use larder::retry::retry;
+use parking_lot::{Mutex as Map, MutexGuard as MapGuard};
 use reqwest::Url;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderValue, WWW_AUTHENTICATE};
 use tokio::runtime::Handle;
@@ -111,7 +112,7 @@ impl CachedAuthorizers {
 }
 
 fn lock(known: &Map<CachedAuthorizers>) -> MapGuard<'_, CachedAuthorizers> {
-    known.lock().unwrap_or_else(PoisonError::into_inner)
+    known.lock()
 }
 
 /// Removes expired entries until none is left: a node that pulls nothing more must not keep passwords in memory.

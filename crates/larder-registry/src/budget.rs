@@ -3,10 +3,11 @@
 //! A redirect target counts as the registry itself.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{self, Instant};
 
@@ -190,7 +191,7 @@ impl HostBudget {
             requests: requests.load(Ordering::Relaxed),
             waits: waits.load(Ordering::Relaxed),
             bytes: bytes.load(Ordering::Relaxed),
-            quota: *self.quota.lock().unwrap_or_else(PoisonError::into_inner),
+            quota: *self.quota.lock(),
         }
     }
 
@@ -234,7 +235,7 @@ impl HostBudget {
     /// request tries, since a wait of days may outlast its reason. A shorter wait than the present one changes nothing.
     pub(crate) fn pause(&self, scope: RateLimitScope, now: Instant, wait: Duration, longest: Duration) {
         self.traffic.waits.fetch_add(1, Ordering::Relaxed);
-        let mut state = self.until.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.until.lock();
         state.held.retain(|_, hold| hold.until > now);
         let new = RateLimitHold { requested: now + wait, until: now + wait.min(longest) };
         let hold = state.held.entry(scope).or_insert(new);
@@ -244,22 +245,22 @@ impl HostBudget {
 
     /// Records the quota that a response reported.
     pub(crate) fn note_quota(&self, quota: RegistryQuota) {
-        *self.quota.lock().unwrap_or_else(PoisonError::into_inner) = Some(quota);
+        *self.quota.lock() = Some(quota);
     }
 
     /// Records that the host was unreachable.
     pub(crate) fn avoid(&self, now: Instant) {
-        self.until.lock().unwrap_or_else(PoisonError::into_inner).avoided = Some(now + AVOIDED);
+        self.until.lock().avoided = Some(now + AVOIDED);
     }
 
     /// Records a response of the host.
     pub(crate) fn reached(&self) {
-        self.until.lock().unwrap_or_else(PoisonError::into_inner).avoided = None;
+        self.until.lock().avoided = None;
     }
 
     /// The wait that applies to requests of an authorizer.
     fn hold(&self, authorizer: u64, now: Instant) -> Option<RateLimitHold> {
-        let state = self.until.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.until.lock();
         let scopes = [RateLimitScope::Host, RateLimitScope::Authorizer(authorizer)];
         let holds = scopes.iter().filter_map(|scope| state.held.get(scope));
         holds.filter(|hold| hold.until > now).max_by_key(|hold| hold.until).copied()
@@ -267,13 +268,13 @@ impl HostBudget {
 
     /// When the last requested wait ends; `None` without one.
     pub(crate) fn held_until(&self, now: Instant) -> Option<Instant> {
-        let state = self.until.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.until.lock();
         state.held.values().map(|hold| hold.until).filter(|until| *until > now).max()
     }
 
     /// Why a request that has another host should use that one.
     pub(crate) fn avoid_reason(&self, authorizer: u64, now: Instant) -> Option<&'static str> {
-        let avoided = self.until.lock().unwrap_or_else(PoisonError::into_inner).avoided;
+        let avoided = self.until.lock().avoided;
         if avoided.is_some_and(|until| until > now) {
             return Some("recently unreachable");
         }
@@ -293,7 +294,7 @@ mod tests {
     fn watched() -> (FetchWatcher, Arc<Mutex<Vec<FetchNotice>>>) {
         let notices = Arc::new(Mutex::new(Vec::new()));
         let seen = notices.clone();
-        (FetchWatcher::new(move |notice| seen.lock().unwrap().push(notice)), notices)
+        (FetchWatcher::new(move |notice| seen.lock().push(notice)), notices)
     }
 
     #[tokio::test(start_paused = true)]
@@ -325,7 +326,7 @@ mod tests {
             })
         };
         assert_eq!(
-            *notices.lock().unwrap(),
+            *notices.lock(),
             [asked(10), FetchNotice::Resumed, asked(20), FetchNotice::Resumed]
         );
     }
@@ -352,7 +353,7 @@ mod tests {
         let second = time::timeout(SECOND, budget.acquire(RequestSize::Blob, ONE, MINUTE, &watcher)).await;
         assert!(second.is_err(), "the only connection is taken");
         assert_eq!(
-            *notices.lock().unwrap(),
+            *notices.lock(),
             [FetchNotice::Waiting(FetchWait::Connection { host: "reg.example".into() })]
         );
         drop(first);

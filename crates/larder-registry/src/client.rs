@@ -1,10 +1,11 @@
 //! The client that all pulls share.
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use larder::credentials::Credential;
 use larder::reference::Reference;
+use parking_lot::Mutex;
 use reqwest::header::HeaderMap;
 use tokio::time::Instant;
 
@@ -58,7 +59,7 @@ impl RegistryClient {
     /// both HTTP and HTTPS counts as one.
     pub fn loads(&self) -> Vec<RegistryLoad> {
         let budgets: Vec<_> = {
-            let budgets = self.0.budgets.lock().unwrap_or_else(PoisonError::into_inner);
+            let budgets = self.0.budgets.lock();
             budgets.all()
         };
         let now = Instant::now();
@@ -76,7 +77,7 @@ impl RegistryClient {
 
     /// The loads for metrics: of a bounded number of hosts by name, the first that were used, and of all others as `other`.
     pub fn series(&self) -> Vec<RegistryLoad> {
-        let budgets = self.0.budgets.lock().unwrap_or_else(PoisonError::into_inner);
+        let budgets = self.0.budgets.lock();
         budgets.series(Instant::now())
     }
 
@@ -120,7 +121,7 @@ impl RegistryClientInner {
 
     /// Logs an unknown key, once per process.
     fn report(&self, unknown: UnknownKey) {
-        let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reported = self.reported.lock();
         if !reported.contains(&unknown) {
             tracing::warn!("{unknown}");
             reported.insert(unknown);
@@ -137,7 +138,7 @@ impl RegistryClientInner {
     ) -> SessionHost {
         let origin = host.base.origin().ascii_serialization();
         let budget = {
-            let mut budgets = self.budgets.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut budgets = self.budgets.lock();
             budgets.of(origin, Instant::now(), || HostBudget::new(host.name(), self.config.connections))
         };
         let auth = self.auth.entry(&host, repository, credential);
@@ -158,7 +159,7 @@ mod tests {
         let client = RegistryClient::new(RegistryConfig::default());
         let budget = |origin: &str, host: &str| {
             let new = || HostBudget::new(host, 4);
-            client.0.budgets.lock().unwrap().of(origin.to_owned(), Instant::now(), new)
+            client.0.budgets.lock().of(origin.to_owned(), Instant::now(), new)
         };
         budget("http://m.example", "m.example").pause(
             RateLimitScope::Host,

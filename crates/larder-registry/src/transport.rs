@@ -6,10 +6,11 @@
 
 use std::collections::HashMap;
 use std::error::Error;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use larder::trace_context;
+use parking_lot::Mutex;
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, LOCATION, REFERER};
 use reqwest::{Client, Method, Request, Response, Url};
 use tokio::time;
@@ -186,7 +187,7 @@ impl HttpTransport {
     ) -> Result<Client, FetchErrorKind> {
         let tls = (url.scheme() == "https").then(|| tls.clone());
         let key = HttpClientKey { tls, loopback: is_loopback(url), named_by };
-        let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut clients = self.clients.lock();
         if let Some(client) = clients.get(&key) {
             return Ok(client.clone());
         }

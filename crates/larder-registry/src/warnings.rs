@@ -1,8 +1,8 @@
 //! Warnings that registries add to their responses, such as `Warning: 299 - "this repository moves to another host"`.
 
 use std::collections::HashSet;
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use reqwest::header::{HeaderMap, WARNING};
 
 use super::error::printable;
@@ -22,7 +22,7 @@ impl RegistryWarnings {
         if texts.is_empty() {
             return texts;
         }
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.0.lock();
         let is_new = |text: &String| known.len() < MAX_KNOWN && known.insert((host.to_owned(), text.clone()));
         texts.into_iter().filter(is_new).collect()
     }
@@ -60,6 +60,6 @@ mod tests {
         for number in 0..2 * MAX_KNOWN {
             of("c.example", &format!("299 - \"{number}\""));
         }
-        assert_eq!(warnings.0.lock().unwrap().len(), MAX_KNOWN);
+        assert_eq!(warnings.0.lock().len(), MAX_KNOWN);
     }
 }

@@ -9,7 +9,7 @@
 //! layer after another.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -17,6 +17,7 @@ use futures_util::future::{BoxFuture, Shared, WeakShared};
 use larder::reference::{Digest, Reference};
 use larder_store::pull::{FetchedImage, FetchedLayer};
 use larder_store::store::ImageRecord;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::{Instant, timeout};
 use tonic::async_trait;
 
@@ -69,7 +70,7 @@ enum ImageFetchState {
 
 impl FetchStates {
     fn lock(&self) -> MutexGuard<'_, HashMap<Reference, ImageFetchState>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     fn end(&self, image: Reference, outcome: FetchOutcome, now: Instant) {

@@ -2,10 +2,10 @@
 
 use std::future;
 use std::panic;
-use std::sync::{Mutex, PoisonError};
 
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, Shared, WeakShared};
+use parking_lot::Mutex;
 use tracing::Instrument as _;
 
 /// Runs the work on a task of its own and waits for it: canceling the caller does not cancel the work.
@@ -37,7 +37,7 @@ impl<T: Clone + Send + Sync + 'static> SharedCall<T> {
     }
 
     fn running_or(&self, call: impl Future<Output = T> + Send + 'static) -> Shared<BoxFuture<'static, T>> {
-        let mut current = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.0.lock();
         let running = current.as_ref().and_then(WeakShared::upgrade);
         if let Some(running) = running.filter(|running| running.peek().is_none()) {
             return running;

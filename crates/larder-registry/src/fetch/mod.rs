@@ -11,13 +11,14 @@ mod sink;
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use larder::hint::Hint;
 use larder::reference::Digest;
+use parking_lot::{Mutex, MutexGuard};
 
 pub use extents::ByteRanges;
 pub use sink::BlobSink;
@@ -290,13 +291,13 @@ impl<'s> BlobFetch<'s> {
     }
 
     fn here(&self) -> MutexGuard<'_, ByteRanges> {
-        self.here.lock().unwrap_or_else(PoisonError::into_inner)
+        self.here.lock()
     }
 }
 
 /// The opened connection, for the first attempt.
 fn take(opened: &Mutex<Option<BlobBody>>) -> Option<BlobBody> {
-    opened.lock().unwrap_or_else(PoisonError::into_inner).take()
+    opened.lock().take()
 }
 
 impl Drop for BlobFetch<'_> {

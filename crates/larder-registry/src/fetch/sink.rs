@@ -2,10 +2,11 @@
 
 use std::io;
 use std::ops::Range;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use parking_lot::RwLock;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -36,11 +37,11 @@ impl ClosableSink {
 
     /// Waits for writes in progress, each a part of a batch; nothing is written after it.
     pub(super) fn close(&self) {
-        *self.open.write().unwrap_or_else(PoisonError::into_inner) = false;
+        *self.open.write() = false;
     }
 
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
+        let open = self.open.read();
         if *open { self.sink.write_at(offset, data) } else { Err(io::ErrorKind::Interrupted.into()) }
     }
 }

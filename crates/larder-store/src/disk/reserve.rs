@@ -3,9 +3,10 @@
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use larder::go_format;
+use parking_lot::Mutex;
 
 use super::DiskSpace;
 
@@ -43,7 +44,7 @@ impl SpaceReserve {
         if *reserve == DiskSpace::ZERO {
             return Ok(());
         }
-        let mut budget = budget.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut budget = budget.lock();
         if budget.shortfall_to(amount) != DiskSpace::ZERO {
             *budget = next_budget(amount, free_space(root)?, *reserve)
                 .map_err(|full| io::Error::new(io::ErrorKind::StorageFull, full))?;
@@ -140,7 +141,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let reserve = SpaceReserve::new(dir.path().to_owned(), space(1, 1));
         reserve.admit(space(MIB, 1)).unwrap();
-        let left = *reserve.0.budget.lock().unwrap();
+        let left = *reserve.0.budget.lock();
         assert_eq!(left, space(3 * MIB, 255));
         drop(dir);
         reserve.admit(space(3 * MIB, 1)).expect("within the step");

@@ -1,7 +1,5 @@
 //! Checks layers: the bytes of each file against their digest.
 
-use std::sync::{Mutex, PoisonError};
-
 use super::options::FsckOptions;
 use super::report::{FsckReport, RepairState, StoreDamage};
 use crate::erofs::digest::LayerCheck;
@@ -9,6 +7,7 @@ use crate::store::db::{DbRead as _, LAYERS, USES};
 use crate::store::layer_check::check_layer_file;
 use crate::store::snapshot_records::each_snapshot_layer;
 use crate::store::{LayerKey, LayerRecord, OpenStore, StoreError};
+use parking_lot::Mutex;
 
 impl OpenStore {
     pub(super) fn check_layers(
@@ -22,19 +21,19 @@ impl OpenStore {
         report.layers = layers.len() as u64;
         let found = Mutex::new(Vec::new());
         let queue = Mutex::new(layers.iter());
-        let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let next = || queue.lock().next();
         std::thread::scope(|scope| {
             for _ in 0..options.threads.clamp(1, 64) {
                 scope.spawn(|| {
                     while let Some(layer) = next() {
                         if let Some(damage) = self.check_layer(layer, options) {
-                            found.lock().unwrap_or_else(PoisonError::into_inner).push((&layer.key, damage));
+                            found.lock().push((&layer.key, damage));
                         }
                     }
                 });
             }
         });
-        let mut found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let mut found = found.into_inner();
         found.sort_by_key(|(key, _)| *key);
         if options.repair && options.contents {
             // It was replaced by a process that could not note it.

@@ -5,7 +5,6 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::PoisonError;
 
 use super::MountError;
 use super::overlay::in_user_namespace;
@@ -39,7 +38,7 @@ impl OpenStore {
     /// The directory of an extracted layer; extracts it, unless another thread did that first.
     pub(super) fn extract_once(&self, layer: &LayerHandle) -> Result<PathBuf, MountError> {
         let lock = self.extractions.of(layer.key());
-        let _alone = lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = lock.lock();
         if let Some(files) = self.extracted_files(layer.key()) {
             return Ok(files);
         }

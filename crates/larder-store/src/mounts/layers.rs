@@ -9,7 +9,6 @@
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::PathBuf;
-use std::sync::PoisonError;
 
 use super::MountError;
 use super::extracted::key_of;
@@ -45,7 +44,7 @@ impl OpenStore {
         &self,
         layers: &'a [LayerHandle],
     ) -> Result<HashMap<&'a LayerKey, PathBuf>, MountError> {
-        let _alone = self.layer_mounts.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.layer_mounts.lock();
         ensure_dir(&*self.disk, &self.layout.lowers()).context(CREATE)?;
         let table = MountTable::read()?;
         let mut lowers = HashMap::new();
@@ -79,7 +78,7 @@ impl OpenStore {
         if !target.exists() {
             return Ok(());
         }
-        let _alone = self.layer_mounts.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.layer_mounts.lock();
         detach(&target)?;
         let mount = self.mount_layer(&self.layout.layer(&layer.key))?;
         mount.map_or(Ok(()), |mount| mount.attach(&target))
@@ -88,7 +87,7 @@ impl OpenStore {
     /// Unmounts the layers that no recorded mount and no mountable snapshot has, and removes them where they were extracted.
     pub(crate) fn release_layers(&self) -> Result<(), StoreError> {
         let doing = "unmount layers";
-        let _alone = self.layer_mounts.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.layer_mounts.lock();
         let [mounted, extracted] = [self.layout.lowers(), self.layout.extracted()];
         let [names, extracted_names] = [&mounted, &extracted].map(|dir| names_in(dir).context(doing));
         let (names, extracted_names) = (names?, extracted_names?);

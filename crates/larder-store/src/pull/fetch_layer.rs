@@ -4,7 +4,7 @@
 //! verifies, decompresses and unpacks it. The bytes in the ingest file survive a failure, a drop and a restart.
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use larder::backend::LayerPhase;
@@ -12,6 +12,7 @@ use larder::reference::Digest;
 use larder::retry::{RetryAdvice, RetryPolicy, retry};
 use larder::scheduler::ScheduledWork;
 use larder::trace_context;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
@@ -360,7 +361,7 @@ fn session_without(session: &RepositorySession, hosts: &[String]) -> RepositoryS
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
 
 /// Cancels the unpacking when the pull is dropped.

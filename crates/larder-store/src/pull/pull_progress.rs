@@ -1,13 +1,14 @@
 //! Progress of a pull and of each of its layers: counted as it happens, rendered on request.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use larder::backend::{
     ByteProgress, LayerPhase, LayerProgress, ProgressReporter, PullDetail, PullStep, PullWait, RateWindow,
 };
 use larder::reference::Digest;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use super::plan::PullPlan;
@@ -217,7 +218,7 @@ impl LayerPullProgress {
     }
 
     fn phase(&self) -> MutexGuard<'_, LayerPhase> {
-        self.phase.lock().unwrap_or_else(PoisonError::into_inner)
+        self.phase.lock()
     }
 
     fn progress(&self, now: Instant) -> LayerProgress {
@@ -268,7 +269,7 @@ impl FetchWaitState {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<FetchWait>> {
-        self.wait.lock().unwrap_or_else(PoisonError::into_inner)
+        self.wait.lock()
     }
 }
 
@@ -277,7 +278,7 @@ fn rate_window() -> Mutex<RateWindow> {
 }
 
 fn observe(window: &Mutex<RateWindow>, now: Instant, received: u64) -> Option<u64> {
-    window.lock().unwrap_or_else(PoisonError::into_inner).observe(now, received)
+    window.lock().observe(now, received)
 }
 
 #[cfg(test)]

@@ -6,8 +6,9 @@
 //! space waits for its workers instead ([`AbandonedPulls`]).
 
 use std::panic::resume_unwind;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, mpsc};
 use tokio::task::{JoinError, JoinHandle};
 use tracing::{Instrument as _, Span};
@@ -137,7 +138,7 @@ impl PullTasksDone {
 
 impl AbandonedPulls {
     fn add(&self, ended: PullTasksDone) {
-        let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut list = self.0.lock();
         list.retain(|ended| !ended.is_over());
         list.push(ended);
     }
@@ -146,7 +147,7 @@ impl AbandonedPulls {
     pub(super) async fn wait(&self) {
         // Another caller may wait for those that it took off the list.
         let _waiting = self.1.lock().await;
-        let list = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let list = std::mem::take(&mut *self.0.lock());
         for ended in list {
             ended.wait().await;
         }
@@ -188,7 +189,7 @@ mod tests {
         struct DropLog(Arc<Mutex<Vec<&'static str>>>);
         impl Drop for DropLog {
             fn drop(&mut self) {
-                self.0.lock().unwrap().push("the result went");
+                self.0.lock().push("the result went");
             }
         }
         let seen: Arc<Mutex<Vec<&str>>> = Arc::default();
@@ -203,7 +204,7 @@ mod tests {
         assert!((&mut ending).now_or_never().is_none(), "the thread is at work");
         drop(go);
         ending.await;
-        assert_eq!(*seen.lock().unwrap(), ["the result went"]);
+        assert_eq!(*seen.lock(), ["the result went"]);
     }
 
     #[tokio::test]

@@ -1,9 +1,10 @@
 //! Which layers the running pulls will make present, for callers that need one of them and pull nothing themselves.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use larder::reference::Digest;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 use super::StorePuller;
@@ -25,7 +26,7 @@ pub(super) struct PullInProgress {
 
 impl PullsInProgress {
     fn lock(&self) -> MutexGuard<'_, Vec<Weak<PullInProgress>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     pub(super) fn begin(&self, plan: &PullPlan, progress: &Arc<PullProgress>) -> Arc<PullInProgress> {

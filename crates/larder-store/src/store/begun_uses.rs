@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 use std::mem;
-use std::sync::{Mutex, PoisonError};
 
 use larder::gc::{ActivityKind, ClockReading, ImageActivity, UnixMillis};
+use parking_lot::Mutex;
 
 use super::error::StoreError;
 use super::handle::{OpenStore, Store};
@@ -20,7 +20,7 @@ pub(crate) struct BegunUses(Mutex<HashMap<Vec<LayerKey>, UnixMillis>>);
 impl OpenStore {
     /// Records that a use of the images with these layers, lowest first, has begun now.
     pub(crate) fn note_use(&self, layers: Vec<LayerKey>) {
-        let mut begun = self.begun_uses.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut begun = self.begun_uses.0.lock();
         if !layers.is_empty() && (begun.len() < LIMIT || begun.contains_key(&layers)) {
             begun.insert(layers, ClockReading::now().wall);
         }
@@ -30,7 +30,7 @@ impl OpenStore {
 impl Store {
     /// The images whose uses have begun since the last call.
     pub fn take_begun_uses(&self) -> Result<Vec<ImageActivity>, StoreError> {
-        let begun = mem::take(&mut *self.0.begun_uses.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let begun = mem::take(&mut *self.0.begun_uses.0.lock());
         if begun.is_empty() {
             return Ok(Vec::new());
         }

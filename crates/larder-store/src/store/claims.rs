@@ -4,9 +4,10 @@
 //! all images that share a layer.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use larder::reference::Digest;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -118,7 +119,7 @@ pub enum Claimed<C, W, L> {
 
 impl<L> LayerClaims<L> {
     fn lock(&self) -> MutexGuard<'_, FetchMap<L>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Claims a layer unless `present` finds it.
@@ -268,7 +269,7 @@ mod tests {
             scope.spawn(move || {
                 claim(claims, "slow", || {
                     searching.send(()).expect("the test waits");
-                    disk.lock().expect("one search at a time").recv().expect("an answer")
+                    disk.lock().recv().expect("an answer")
                 });
             });
             begun.recv().expect("the search begins");
@@ -288,16 +289,16 @@ mod tests {
         let calls = Mutex::new(0);
         let waiting = Mutex::new(None);
         let found = claim(&claims, "a", || {
-            let mut calls = calls.lock().expect("one thread");
+            let mut calls = calls.lock();
             *calls += 1;
             if *calls == 2 {
                 let Claimed::Wait(wait) = claim(&claims, "a", || None) else { panic!("it is claimed") };
-                *waiting.lock().expect("one thread") = Some(wait);
+                *waiting.lock() = Some(wait);
             }
             (*calls == 2).then_some(7)
         });
         assert!(matches!(found, Claimed::Present(7)));
-        let waiting = waiting.into_inner().expect("one thread").expect("a waiting pull");
+        let waiting = waiting.into_inner().expect("a waiting pull");
         assert!(matches!(*waiting.shared.end.borrow(), FetchEnd::Done(7)));
         assert!(matches!(claim(&claims, "a", || None), Claimed::Fetch(_)), "the claim ended");
     }

@@ -14,10 +14,11 @@ mod connection;
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use larder::hint::Hint;
+use parking_lot::{Mutex, MutexGuard};
 use rusqlite::{Connection, ErrorCode, ffi};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -256,11 +257,11 @@ impl Db {
     }
 
     fn writer(&self) -> MutexGuard<'_, Connection> {
-        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+        self.writer.lock()
     }
 
     fn readers(&self) -> MutexGuard<'_, Vec<Connection>> {
-        self.readers.lock().unwrap_or_else(PoisonError::into_inner)
+        self.readers.lock()
     }
 
     /// Runs `run` on the state of this moment. It must not call the database again.

@@ -1,7 +1,9 @@
 //! Locks of layers that are extracted where they cannot be mounted.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
 
 use super::LayerKey;
 
@@ -12,7 +14,7 @@ pub(crate) struct ExtractionLocks(Mutex<HashMap<LayerKey, Weak<Mutex<()>>>>);
 impl ExtractionLocks {
     /// The lock of this layer.
     pub(crate) fn of(&self, key: &LayerKey) -> Arc<Mutex<()>> {
-        let mut locks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut locks = self.0.lock();
         locks.retain(|_, lock| lock.strong_count() > 0);
         if let Some(lock) = locks.get(key).and_then(Weak::upgrade) {
             return lock;
@@ -35,6 +37,6 @@ mod tests {
         assert!(Arc::ptr_eq(&one, &locks.of(&key("1"))) && !Arc::ptr_eq(&one, &other));
         drop((one, other));
         let _third = locks.of(&key("3"));
-        assert_eq!(locks.0.lock().unwrap().len(), 1, "those of complete extractions are dropped");
+        assert_eq!(locks.0.lock().len(), 1, "those of complete extractions are dropped");
     }
 }

@@ -1,9 +1,10 @@
 //! Progress of a layer's fetch, measured for the pulls that wait for the layer or for its slot.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use larder::backend::{MinimumRate, RateWindow};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use crate::unpack::UnpackProgress;
@@ -60,11 +61,11 @@ impl FetchProgress {
     }
 
     fn window(&self) -> MutexGuard<'_, RateWindow> {
-        self.window.lock().unwrap_or_else(PoisonError::into_inner)
+        self.window.lock()
     }
 
     fn unpacking(&self) -> MutexGuard<'_, Option<Arc<UnpackProgress>>> {
-        self.unpacking.lock().unwrap_or_else(PoisonError::into_inner)
+        self.unpacking.lock()
     }
 
     /// Returns true if the fetch was slower than the minimum over the last whole window; `None` before the end of the

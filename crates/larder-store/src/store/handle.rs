@@ -2,7 +2,9 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::begun_uses::BegunUses;
 use super::config::StoreConfig;
@@ -51,12 +53,12 @@ pub(crate) struct OpenStore {
 
 impl OpenStore {
     pub(crate) fn gate(&self) -> MutexGuard<'_, ()> {
-        self.gate.lock().unwrap_or_else(PoisonError::into_inner)
+        self.gate.lock()
     }
 
     /// The descriptor for what is written from now on.
     pub(super) fn begin_writes(&self) -> io::Result<Arc<SharedSync>> {
-        let mut current = self.writes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.writes.lock();
         if let Some(shared) = current.as_ref().filter(|shared| !shared.has_failed()) {
             return Ok(shared.clone());
         }

@@ -1,9 +1,9 @@
 //! Which image has a layer in which place, without decoding all images.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 
 use larder::reference::Digest;
+use parking_lot::Mutex;
 
 /// The chain IDs of the layers of each image, by its ID, which determines them: no record is read for them twice.
 #[derive(Debug, Default)]
@@ -17,7 +17,7 @@ impl ImageChains {
         images: &[String],
         read: impl Fn(&str) -> Result<Option<Vec<Digest>>, E>,
     ) -> Result<Vec<(String, usize)>, E> {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.0.lock();
         known.retain(|id, _| images.binary_search(id).is_ok());
         for id in images {
             if !known.contains_key(id)

@@ -11,7 +11,9 @@ use larder_registry::ByteRanges;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use super::error::{StoreError, StoreErrorContext as _};
@@ -230,7 +232,7 @@ impl IngestFile {
 
 impl IngestInner {
     fn state(&self) -> MutexGuard<'_, IngestExtents> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Waits until this many bytes from the start are there; gives how many there are.
@@ -244,12 +246,12 @@ impl IngestInner {
             if let Some((kind, reason)) = &state.stopped {
                 return Err(io::Error::new(*kind, reason.clone()));
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut state);
         }
     }
 
     fn open_file(&self) -> MutexGuard<'_, Option<Arc<dyn DiskFile>>> {
-        self.data.lock().unwrap_or_else(PoisonError::into_inner)
+        self.data.lock()
     }
 
     fn data(&self) -> io::Result<Arc<dyn DiskFile>> {

@@ -7,10 +7,11 @@ use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use larder::backend::MinimumRate;
 use larder::reference::Digest;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use super::blob_source::{BlobSource, is_proved, merge_transfers};
@@ -120,7 +121,7 @@ impl LayerHandle {
 
 impl LayerHandleInner {
     fn transfers(&self) -> MutexGuard<'_, Vec<BlobSource>> {
-        self.transfers.lock().unwrap_or_else(PoisonError::into_inner)
+        self.transfers.lock()
     }
 
     /// Whether some of it may not be on disk, although a reader still sees it.
@@ -152,7 +153,7 @@ pub(crate) struct UncommittedLayers {
 
 impl UncommittedLayers {
     fn fresh(&self) -> MutexGuard<'_, HashMap<LayerKey, Weak<LayerHandleInner>>> {
-        self.fresh.lock().unwrap_or_else(PoisonError::into_inner)
+        self.fresh.lock()
     }
 
     /// Returns the disk usage of the layers that no commit has named.

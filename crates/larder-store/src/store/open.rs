@@ -2,9 +2,10 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use larder::trusted_path;
+use parking_lot::Mutex;
 
 use super::db::Db;
 use super::error::{StoreError, StoreOpenError};

@@ -4,9 +4,10 @@
 //! no sources of retention: they order writers of one layer or download, and nothing asks them about an image.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use larder::reference::Digest;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::records::LayerKey;
 
@@ -27,7 +28,7 @@ pub(crate) struct ReferenceCounts(Mutex<HashMap<ReferencedItem, usize>>);
 
 impl ReferenceCounts {
     fn counts(&self) -> MutexGuard<'_, HashMap<ReferencedItem, usize>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     pub(crate) fn add(self: &Arc<Self>, item: ReferencedItem) -> ItemReference {

@@ -4,10 +4,10 @@
 //! transaction and are moved to the trash right after it; readers never wait for that.
 
 use std::collections::HashSet;
-use std::sync::MutexGuard;
 
 use larder::backend::RemoveOptions;
 use larder::reference::{Digest, ImageName};
+use parking_lot::MutexGuard;
 
 use super::commit::delete_uses;
 use super::db::{

@@ -1,9 +1,10 @@
 //! The list of layers that are retained for the next attempt of a pull; `resumable_layers.rs` decides which.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use larder::reference::Digest;
+use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 
 use super::blob_source::BlobSource;
@@ -57,7 +58,7 @@ pub(super) struct ResumableLayers(Mutex<HashMap<LayerKey, UncommittedLayer>>);
 
 impl ResumableLayers {
     fn layers(&self) -> MutexGuard<'_, HashMap<LayerKey, UncommittedLayer>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     pub(super) fn put(&self, layer: UncommittedLayer) {

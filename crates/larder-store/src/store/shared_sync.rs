@@ -8,8 +8,10 @@
 //! the first one only, so the descriptor remembers it; what is written later gets a new one.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 use crate::disk::FilesystemSync;
 
@@ -29,7 +31,7 @@ impl SharedSync {
 
     /// Returns once everything written so far is durable. Fails if a write failed since the descriptor was opened.
     pub(super) fn sync(&self) -> io::Result<()> {
-        let _alone = self.syncing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.syncing.lock();
         if self.has_failed() {
             return Err(io::Error::other("an earlier sync of the filesystem failed"));
         }

@@ -5,11 +5,12 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use larder::threads::spawn_owner;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::StoreConfig;
 use super::layout::names_in;
@@ -113,7 +114,7 @@ impl Drop for Trash {
 
 impl TrashDir {
     fn state(&self) -> MutexGuard<'_, TrashWorkerState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Until nothing is left.
@@ -139,7 +140,7 @@ impl TrashDir {
     /// Every entry is tried; the first error is returned.
     fn empty(&self) -> io::Result<()> {
         // Two at once would take files from under each other.
-        let _alone = self.emptying.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.emptying.lock();
         let go_on = || !self.stop.load(Ordering::Relaxed);
         let mut first = Ok(());
         for name in names_in(&self.dir)? {

@@ -5,8 +5,10 @@
 //! download, which is complete by then, so a wait ends. A layer that waits for its lowers moves to files if it does not fit,
 //! and never exceeds the amount.
 
-use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// Bytes that the layers of this process share.
 const LIMIT: usize = 48 << 20;
@@ -52,7 +54,7 @@ impl LayerMemory {
     }
 
     fn usage(&self) -> MutexGuard<'_, MemoryUsage> {
-        self.0.usage.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.usage.lock()
     }
 }
 
@@ -106,8 +108,7 @@ impl LayerMemoryShare {
             if is_canceled() {
                 return false;
             }
-            let waited = self.memory.0.freed.wait_timeout(usage, CANCEL_CHECK);
-            drop(waited.unwrap_or_else(PoisonError::into_inner));
+            self.memory.0.freed.wait_for(&mut usage, CANCEL_CHECK);
         }
         true
     }

@@ -11,9 +11,10 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use larder::threads::spawn_owner;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// Smallest file worth a sync of its own, in bytes. Smaller ones are written faster all at once.
 const LARGE: u64 = 1 << 20;
@@ -111,7 +112,7 @@ impl WriteBehind {
         self.cancel();
         let mut state = self.queue.state();
         while state.at.as_ref().is_some_and(|part| Arc::ptr_eq(part, &self.part)) {
-            state = self.queue.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.queue.changed.wait(&mut state);
         }
         self.part.outcome().error.take().map_or(Ok(()), Err)
     }
@@ -119,7 +120,7 @@ impl WriteBehind {
 
 impl SyncQueue {
     fn state(&self) -> MutexGuard<'_, SyncQueueState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Until nothing waits.
@@ -145,7 +146,7 @@ impl SyncQueue {
 
 impl PullSyncResult {
     fn outcome(&self) -> MutexGuard<'_, SyncOutcome> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

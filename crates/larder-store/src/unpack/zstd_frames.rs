@@ -7,9 +7,9 @@
 //! layers does not wait: the others may hold windows while they wait for that right.
 
 use std::io::{self, BufRead as _, Read};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use zstd::stream::raw::{DParameter, Decoder, InBuffer, Operation as _, OutBuffer};
 
 use super::UnpackLimits;
@@ -46,7 +46,7 @@ impl WindowMemory {
     }
 
     fn taken(&self) -> MutexGuard<'_, u64> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+        self.taken.lock()
     }
 
     /// Waits for the memory of a window; all of it for one that is larger. Waits no longer than until `has_priority` returns
@@ -63,8 +63,7 @@ impl WindowMemory {
             if is_canceled() {
                 return None;
             }
-            let waited = self.freed.wait_timeout(taken, CANCEL_CHECK);
-            taken = waited.unwrap_or_else(PoisonError::into_inner).0;
+            self.freed.wait_for(&mut taken, CANCEL_CHECK);
         }
         *taken += bytes;
         Some(WindowShare { memory: self, bytes })

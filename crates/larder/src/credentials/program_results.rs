@@ -1,6 +1,8 @@
 //! Results of credential programs, to explain why a registry refused access.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::credential::CredentialLocation;
 
@@ -29,13 +31,13 @@ struct ProgramResultEntry {
 impl ProgramResultLog {
     /// The results for a normalised repository, in the order of the first requests.
     pub fn results_for(&self, repository: &str) -> Vec<(CredentialLocation, ProgramResult)> {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.0.lock();
         let of_it = all.iter().filter(|noted| noted.repository == repository);
         of_it.map(|noted| (noted.program.clone(), noted.answer.clone())).collect()
     }
 
     pub(super) fn record(&self, repository: &str, program: CredentialLocation, answer: ProgramResult) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.0.lock();
         let known = all.iter_mut().find(|noted| noted.repository == repository && noted.program == program);
         match known {
             Some(noted) => noted.answer = answer,

@@ -1,10 +1,11 @@
 //! The collector of one backend's images: what rounds share, and what readers ask. Read [`Collector::round`] first.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex as Lock, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use async_trait::async_trait;
+use parking_lot::{Mutex as Lock, RwLock};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tracing::Instrument as _;
@@ -87,18 +88,18 @@ impl Collector {
 
     /// The policy in force.
     pub fn policy(&self) -> Arc<GcPolicy> {
-        Arc::clone(&self.policy.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.policy.read())
     }
 
     /// Sets the policy from the next round on; its keep rules also apply to a running round. It must have no
     /// [problems](GcPolicy::problems).
     pub fn set_policy(&self, policy: GcPolicy) {
-        *self.policy.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(policy);
+        *self.policy.write() = Arc::new(policy);
     }
 
     /// How many images were removed since the start.
     pub fn counts(&self) -> GcCounts {
-        *self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.counts.lock()
     }
 
     /// The progress of the running round; `None` while none runs.

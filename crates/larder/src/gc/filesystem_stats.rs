@@ -2,9 +2,10 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use async_trait::async_trait;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::disk_space::DiskSpace;
 use super::open_files::{self, SpaceHolder};
@@ -100,7 +101,7 @@ impl BackendFsStats {
     }
 
     fn known(&self) -> MutexGuard<'_, Option<Arc<Filesystems>>> {
-        self.reported.lock().unwrap_or_else(PoisonError::into_inner)
+        self.reported.lock()
     }
 
     /// The backend's current report.

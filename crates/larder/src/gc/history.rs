@@ -2,9 +2,9 @@
 
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 use fs_err::os::unix::fs::OpenOptionsExt as _;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::disk_space::DiskSpace;
@@ -74,7 +74,7 @@ impl HistoryFile {
 
     /// All entries, oldest first, and the number of unreadable lines.
     pub fn entries(&self) -> io::Result<(Vec<RemovalHistoryEntry>, usize)> {
-        let _quiet = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _quiet = self.writing.lock();
         let (mut entries, mut unreadable) = (Vec::new(), 0);
         for path in [self.before(), self.path.clone()] {
             let (more, bad) = read(&text_of(&path)?);
@@ -101,7 +101,7 @@ fn text_of(path: &Path) -> io::Result<String> {
 
 impl RemovalHistory for HistoryFile {
     fn record(&self, entry: &RemovalHistoryEntry) -> io::Result<()> {
-        let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.writing.lock();
         let mut line = serde_json::to_vec(entry)?;
         line.push(b'\n');
         let mut options = fs_err::OpenOptions::new();

@@ -1,8 +1,9 @@
 //! Schedules rounds. A round depends only on the current state, so a lost wake-up only delays it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 
@@ -170,7 +171,7 @@ impl GcLoops {
             let policy = self.collector.policy();
             let round = self.undisturbed_round().await;
             let wait = self.wait_after(&policy, &round.report, round.error.as_ref()).await;
-            *self.wait.lock().unwrap_or_else(PoisonError::into_inner) = (wait, policy);
+            *self.wait.lock() = (wait, policy);
             let outcome = round.error.as_ref().map_or(Ok(()), Err);
             if failures.count(&outcome)
                 && let Err(error) = &outcome
@@ -260,7 +261,7 @@ impl GcLoops {
 
     /// Whether the wait after the last round has ended.
     async fn may_start(&self, policy: &Arc<GcPolicy>) -> bool {
-        let (wait, waited_by) = self.wait.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let (wait, waited_by) = self.wait.lock().clone();
         let now = Instant::now();
         if wait.is_over(now, None) || !Arc::ptr_eq(policy, &waited_by) {
             return true;

@@ -1,7 +1,6 @@
 //! The progress of the running round.
 
-use std::sync::{Mutex, PoisonError};
-
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::disk_space::DiskSpace;
@@ -52,7 +51,7 @@ pub(super) struct RunningRound<'a>(&'a RoundTracker);
 
 impl RoundTracker {
     pub(super) fn begin(&self, goal: GcGoal) -> RunningRound<'_> {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(GcRoundProgress {
+        *self.0.lock() = Some(GcRoundProgress {
             goal,
             since: Instant::now(),
             phase: GcPhase::Reclaiming,
@@ -67,7 +66,7 @@ impl RoundTracker {
     }
 
     pub(super) fn current(&self) -> Option<GcRoundProgress> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.lock().clone()
     }
 
     pub(super) fn planning(&self) {
@@ -96,7 +95,7 @@ impl RoundTracker {
     }
 
     fn update(&self, change: impl FnOnce(&mut GcRoundProgress)) {
-        if let Some(round) = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(round) = &mut *self.0.lock() {
             change(round);
         }
     }
@@ -104,6 +103,6 @@ impl RoundTracker {
 
 impl Drop for RunningRound<'_> {
     fn drop(&mut self) {
-        *self.0.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.0.0.lock() = None;
     }
 }

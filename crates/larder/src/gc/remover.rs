@@ -1,6 +1,8 @@
 //! Removes images for a sweep, through the removal gate, after a second look at their uses.
 
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::Arc;
+
+use parking_lot::{Mutex, RwLock};
 
 use super::dependencies::CollectorDependencies;
 use super::disk_space::DiskSpace;
@@ -98,14 +100,14 @@ impl ImageRemover<'_> {
             Ok::<_, RemovalError>((outcome, Some(recorder)))
         })
         .await?;
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = recorder;
+        *self.last.lock() = recorder;
         Ok(outcome)
     }
 
     /// Records a removed image with the amount that it freed. Durable in the history when it returns.
     pub(super) async fn record(&self, removal: &PlannedRemoval, freed: Option<DiskSpace>) {
         self.progress.removed(freed.unwrap_or(removal.frees));
-        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let last = self.last.lock().take();
         if let Some(mut recorder) = last {
             recorder.freed = freed;
         }
@@ -115,7 +117,7 @@ impl ImageRemover<'_> {
     /// The keep rule that was added after the plan and retains this image. A new rule is in force at once, even while a
     /// round runs.
     fn new_keep_rule(&self, removal: &PlannedRemoval, snapshot: &GcSnapshot) -> Option<KeptBy> {
-        let policy = Arc::clone(&self.current_policy.read().unwrap_or_else(PoisonError::into_inner));
+        let policy = Arc::clone(&self.current_policy.read());
         let new: Vec<_> =
             policy.keep.iter().filter(|rule| !self.policy.keep.contains(rule)).cloned().collect();
         if new.is_empty() {
@@ -194,7 +196,7 @@ impl Drop for RemovalRecorder {
     fn drop(&mut self) {
         let RemovalRecorder { parts, counts, state, goal, image, freed } = self;
         {
-            let mut counts = counts.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut counts = counts.lock();
             match goal {
                 GcGoal::Age => counts.age += 1,
                 _ => counts.space += 1,

@@ -1,6 +1,8 @@
 //! Room for pulls that were refused for lack of space: those that wait share one round.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
+
+use parking_lot::Mutex;
 
 /// Pulls that wait for room. One whose caller gave up is gone.
 #[derive(Default)]
@@ -20,13 +22,13 @@ pub(super) struct RoomRequest {
 impl RoomRequests {
     pub(super) fn add(&self, bytes: u64) -> Arc<RoomRequest> {
         let request = Arc::new(RoomRequest { bytes, made: OnceLock::new() });
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&request));
+        self.waiting.lock().push(Arc::downgrade(&request));
         request
     }
 
     /// Takes the requests that wait beside this one.
     pub(super) fn take_others(&self, own: &Arc<RoomRequest>) -> Vec<Arc<RoomRequest>> {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.waiting.lock();
         let waiting = waiting.drain(..).filter_map(|request| request.upgrade());
         waiting.filter(|other| !Arc::ptr_eq(other, own)).collect()
     }

@@ -1,7 +1,8 @@
 //! One round of garbage collection: reclaim space beside images, observe, plan, sweep.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tracing::field::Empty;
 use tracing::{Instrument as _, Span};
 

@@ -5,10 +5,11 @@
 //! saves. Dropping the state waits until everything is on disk.
 
 use std::iter;
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::task::spawn_blocking;
 
 use super::activity::ImageActivity;
@@ -255,7 +256,7 @@ impl UsageRecordWriter {
 }
 
 fn lock(memory: &Mutex<SharedUsageRecords>) -> MutexGuard<'_, SharedUsageRecords> {
-    memory.lock().unwrap_or_else(PoisonError::into_inner)
+    memory.lock()
 }
 
 #[cfg(test)]
@@ -269,7 +270,7 @@ mod tests {
 
     impl Clock for TickingClock {
         fn read(&self) -> ClockReading {
-            let mut seconds = self.0.lock().unwrap();
+            let mut seconds = self.0.lock();
             *seconds += 1;
             ClockReading::wall(UnixMillis(*seconds * 1000))
         }

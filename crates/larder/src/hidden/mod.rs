@@ -14,9 +14,10 @@ mod state;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::SystemTime;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Mutex as AsyncMutex;
 
 use crate::backend::{Backend, BackendError, CallErrorKind, Image};
@@ -190,7 +191,7 @@ impl HiddenImages {
     }
 
     fn state(&self) -> MutexGuard<'_, HiddenState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -1,11 +1,12 @@
 //! Makes one image present for one pod. Read [`ImageManager::ensure`] first.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::instrument::Instrumented;
@@ -163,7 +164,7 @@ impl ImageManager {
 
     /// Applies new settings. Queued and running pulls remain in their queue; existing back-offs do not change.
     pub fn set_config(&self, config: &PullConfig) {
-        let mut puller = self.puller.write().unwrap_or_else(PoisonError::into_inner);
+        let mut puller = self.puller.write();
         *puller = Arc::new(puller.with_config(config, Instant::now()));
         drop(puller);
         self.coalesce_pulls.store(config.same_image == DuplicatePullPolicy::Coalesce, Ordering::Relaxed);
@@ -420,7 +421,7 @@ impl ImageManager {
 
     /// A pull that owns all it needs, so that it can outlive the caller that started it.
     fn start_shared_pull(&self, job: PullJob) -> Instrumented<BoxFuture<'static, SharedPullResult>> {
-        let puller = Arc::clone(&self.puller.read().unwrap_or_else(PoisonError::into_inner));
+        let puller = Arc::clone(&self.puller.read());
         let (leases, room, metrics) = (self.leases.clone(), self.room.clone(), self.metrics.clone());
         let entry = self.pull_tracker.track(&job.spec.image, Instant::now());
         let span = pull_span(&job);
@@ -469,8 +470,8 @@ impl ImageManager {
         }
     }
 
-    fn lock_backoff(&self) -> std::sync::MutexGuard<'_, Backoff> {
-        self.backoff.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_backoff(&self) -> MutexGuard<'_, Backoff> {
+        self.backoff.lock()
     }
 
     fn event(&self, request: &EnsureRequest, event_type: EventType, reason: EventReason, message: &str) {

@@ -5,11 +5,12 @@
 //! its end and does not poll it: it would make an image visible that no caller with these credentials wants any more.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared, WeakShared};
+use parking_lot::Mutex;
 
 use tokio::sync::watch;
 use tracing::Span;
@@ -69,7 +70,7 @@ impl SharedPullResult {
     /// Whether a failure is new to this back-off key. Containers of a pod that request the same image share a key and
     /// an in-flight pull; one failed pull is one failure.
     pub(super) fn counts_for(&self, backoff_key: &str) -> bool {
-        self.counted.lock().unwrap_or_else(PoisonError::into_inner).insert(backoff_key.to_owned())
+        self.counted.lock().insert(backoff_key.to_owned())
     }
 
     /// Whether a used credential belongs to the node, and so to every pod on it.
@@ -164,7 +165,7 @@ impl SharedPulls {
         pull: impl FnOnce() -> Instrumented<BoxFuture<'static, SharedPullResult>>,
     ) -> JoinedPull {
         let key = SharedPullKey::of(job);
-        let mut ongoing_pulls = self.ongoing_pulls.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ongoing_pulls = self.ongoing_pulls.lock();
         let joinable = key.joinable().find_map(|key| {
             let ongoing = ongoing_pulls.get(&key)?;
             // An outcome that were held here could be the last one: it ends the pull, which then waits for this lock.
@@ -218,7 +219,7 @@ struct OngoingPullGuard {
 
 impl Drop for OngoingPullGuard {
     fn drop(&mut self) {
-        let mut ongoing_pulls = self.ongoing_pulls.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ongoing_pulls = self.ongoing_pulls.lock();
         // The next in-flight pull of this key may already be listed.
         if ongoing_pulls.get(&self.key).is_some_and(|ongoing| ongoing.number == self.number) {
             ongoing_pulls.remove(&self.key);

@@ -3,9 +3,10 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -74,7 +75,7 @@ struct TrackedPull {
 
 impl TrackedPull {
     fn snapshot(&self) -> PullStatus {
-        let describe = self.describe.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let describe = self.describe.lock().clone();
         let mut status = self.status.borrow().clone();
         status.detail = describe.map(|describe| describe());
         status
@@ -99,7 +100,7 @@ impl PullTracker {
             since: now,
         });
         let (describe, progressed) = (Arc::default(), Arc::new(Mutex::new(now)));
-        let mut pulls = self.pulls.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pulls = self.pulls.lock();
         let id = pulls.last_key_value().map_or(0, |(last, _)| last + 1);
         let (of_pull, at) = (Arc::clone(&describe), Arc::clone(&progressed));
         pulls.insert(id, TrackedPull { status: receiver, progressed: at, describe: of_pull });
@@ -109,13 +110,13 @@ impl PullTracker {
 
     /// The tracked pulls, oldest first.
     pub(super) fn snapshot(&self) -> Vec<PullStatus> {
-        let pulls = self.pulls.lock().unwrap_or_else(PoisonError::into_inner);
+        let pulls = self.pulls.lock();
         pulls.values().map(TrackedPull::snapshot).collect()
     }
 
     /// How long a pull in progress has received nothing: the longest time of all. Waiting pulls do not count.
     pub(super) fn longest_stall(&self, now: Instant) -> Option<Duration> {
-        let pulls = self.pulls.lock().unwrap_or_else(PoisonError::into_inner);
+        let pulls = self.pulls.lock();
         let pulling = pulls.values().filter(|pull| pull.status.borrow().phase == PullPhase::Pulling);
         let stalls = pulling.map(|pull| now.saturating_duration_since(*lock(&pull.progressed)));
         stalls.max()
@@ -123,7 +124,7 @@ impl PullTracker {
 
     /// Watches the oldest tracked pull of an image.
     pub(super) fn watch(&self, image: &str) -> Option<watch::Receiver<PullStatus>> {
-        let pulls = self.pulls.lock().unwrap_or_else(PoisonError::into_inner);
+        let pulls = self.pulls.lock();
         pulls.values().map(|row| &row.status).find(|status| status.borrow().image == image).cloned()
     }
 }
@@ -139,7 +140,7 @@ pub(super) struct PullTrackerEntry {
 }
 
 fn lock(at: &SharedInstant) -> MutexGuard<'_, Instant> {
-    at.lock().unwrap_or_else(PoisonError::into_inner)
+    at.lock()
 }
 
 impl fmt::Debug for PullTrackerEntry {
@@ -174,7 +175,7 @@ impl PullTrackerEntry {
 
     /// What the backend found odd about the image so far.
     pub(super) fn warnings(&self) -> Vec<String> {
-        self.warnings.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.warnings.lock().clone()
     }
 }
 
@@ -196,11 +197,11 @@ impl ProgressListener for EntryUpdater {
     }
 
     fn describe_by(&self, provider: DetailProvider) {
-        *self.describe.lock().unwrap_or_else(PoisonError::into_inner) = Some(provider);
+        *self.describe.lock() = Some(provider);
     }
 
     fn warn(&self, warning: String) {
-        let mut warnings = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut warnings = self.warnings.lock();
         if warnings.len() < MAX_WARNINGS && !warnings.contains(&warning) {
             warnings.push(warning);
         }
@@ -209,7 +210,7 @@ impl ProgressListener for EntryUpdater {
 
 impl Drop for PullTrackerEntry {
     fn drop(&mut self) {
-        self.tracker.pulls.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
+        self.tracker.pulls.lock().remove(&self.id);
     }
 }
 

@@ -1,8 +1,8 @@
 //! How many pulls may start per second: a token bucket that waits or refuses when it is empty.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::config::{PullConfig, RateLimitAction};
@@ -94,7 +94,7 @@ impl Throttle {
     }
 
     fn try_take(&self) -> Result<(), Duration> {
-        self.bucket.lock().unwrap_or_else(PoisonError::into_inner).try_take(Instant::now())
+        self.bucket.lock().try_take(Instant::now())
     }
 }
 

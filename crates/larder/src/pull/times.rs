@@ -4,9 +4,9 @@
 //! its whole retry time counts. Only pods that were announced with [`PullTimes::track`] count.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// Records when `ensure` starts and finishes pulls.
@@ -56,7 +56,7 @@ impl PullTimes {
     }
 
     fn with<T>(&self, work: impl FnOnce(&mut HashMap<String, PullingSessions>) -> T) -> T {
-        work(&mut self.pods.lock().unwrap_or_else(PoisonError::into_inner))
+        work(&mut self.pods.lock())
     }
 }
 

@@ -1,8 +1,10 @@
 //! Records in memory, for concurrent readers. Bounded: evicts the least recently used first.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::indexed_record::IndexedRecord;
 use crate::reference::ImageId;
@@ -70,11 +72,11 @@ impl RecordCache {
     }
 
     fn read(&self) -> RwLockReadGuard<'_, CachedRecords> {
-        self.all.read().unwrap_or_else(PoisonError::into_inner)
+        self.all.read()
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, CachedRecords> {
-        self.all.write().unwrap_or_else(PoisonError::into_inner)
+        self.all.write()
     }
 }
 

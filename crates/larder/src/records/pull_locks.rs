@@ -4,11 +4,12 @@
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
+use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 
 /// The lock file, opened once per process; it remains empty.
@@ -46,7 +47,7 @@ impl PullLockFile {
 
     /// Reopened if it was removed or replaced, because other processes do not see locks in the old file.
     fn file(&self) -> io::Result<Arc<fs_err::File>> {
-        let mut opened = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut opened = self.file.lock();
         if let Some(file) = opened.as_ref()
             && is_still(file, &self.path)
         {

@@ -4,10 +4,11 @@ use std::collections::HashSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use async_trait::async_trait;
+use parking_lot::RwLock;
 
 use super::document::{ImagePullCredentials, ImagePulledRecord, RecordedSecret};
 use super::indexed_record::{AccessCheck, IndexedRecord};
@@ -171,7 +172,7 @@ impl PullRecordStore {
 
     /// Sets the policy for later checks.
     pub fn set_verification(&self, verification: Verification) {
-        *self.verification.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(verification);
+        *self.verification.write() = Arc::new(verification);
     }
 
     /// Must be called once before the first pull: rewrites documents of older versions, and turns intents of dead
@@ -269,7 +270,7 @@ impl PullRecordStore {
 
     /// Whether every pod may use a present image that has no record: by policy, unless larder may have pulled it.
     pub async fn allows_unrecorded(&self, image: &ImageName, image_ref: &ImageId) -> bool {
-        let asks = self.verification.read().unwrap_or_else(PoisonError::into_inner).requires_pull_records();
+        let asks = self.verification.read().requires_pull_records();
         let pulled_here = !asks || self.may_be_ours(image, image_ref).await;
         let check = self.look(image, None, None, pulled_here);
         matches!(check, RecordCheck::Ends(MustPullCheckResult::PolicyAllowed))
@@ -386,7 +387,7 @@ impl PullRecordStore {
         pod: Option<&PodCredentials>,
         pulled_here: bool,
     ) -> RecordCheck {
-        let verification = self.verification.read().unwrap_or_else(PoisonError::into_inner);
+        let verification = self.verification.read();
         if !verification.required(image, pulled_here) {
             return RecordCheck::Ends(MustPullCheckResult::PolicyAllowed);
         }
@@ -413,7 +414,7 @@ impl PullRecordStore {
     /// Whether larder may have pulled an image that has no record; always, where the policy does not depend on it. A backend that
     /// records the origin of images knows; with any other one, an intent of a pull that may name the image decides.
     async fn may_be_ours(&self, image: &ImageName, image_ref: &ImageId) -> bool {
-        if !self.verification.read().unwrap_or_else(PoisonError::into_inner).requires_pull_records() {
+        if !self.verification.read().requires_pull_records() {
             return true;
         }
         if let Some(resolver) = self.resolver.get() {

@@ -1,7 +1,8 @@
 //! The pulls that run in this process, by image as requested.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::reference::{ImageId, ImageName};
 
@@ -33,7 +34,7 @@ enum PriorImage {
 
 impl RunningPulls {
     fn map(&self) -> MutexGuard<'_, HashMap<ImageName, RunningPull>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Adds a pull. Returns whether it is the only one.

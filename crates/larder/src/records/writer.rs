@@ -6,10 +6,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io;
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use super::RecordsError;
@@ -99,7 +100,7 @@ impl PullRecordWriter {
     }
 
     fn send(&self, change: RecordChange, answer: Option<ChangeReply>) {
-        let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
+        let orders = self.orders.lock();
         if let Some(orders) = orders.as_ref() {
             // Without a thread the answer is dropped, which the caller sees as an error.
             let _ = orders.send((change, answer));
@@ -109,7 +110,7 @@ impl PullRecordWriter {
 
 impl Drop for PullRecordWriter {
     fn drop(&mut self) {
-        drop(self.orders.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop(self.orders.lock().take());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -6,10 +6,11 @@ use std::fs::File;
 use std::io::{self, Read, Seek as _, SeekFrom};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use flate2::read::MultiGzDecoder;
 use larder::reference::Digest;
+use parking_lot::Mutex;
 
 use super::archive::{MAX_ENTRIES, TarEntry, TarEntryKind, TarScanner, normalize_entry_name};
 use super::error::{ImportError, file, read};
@@ -311,11 +312,11 @@ impl ImportEntries {
 
     /// Notes under which name a layer of this digest is.
     pub(super) fn note_layer(&self, digest: Digest, name: String) {
-        self.layers.lock().unwrap_or_else(PoisonError::into_inner).insert(digest, name);
+        self.layers.lock().insert(digest, name);
     }
 
     pub(super) fn open_layer(&self, digest: &Digest) -> Result<Box<dyn Read + Send>, ImportError> {
-        let noted = self.layers.lock().unwrap_or_else(PoisonError::into_inner).get(digest).cloned();
+        let noted = self.layers.lock().get(digest).cloned();
         self.open(&noted.unwrap_or_else(|| blob_name(digest)))
     }
 }

@@ -16,10 +16,11 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, Shared, WeakShared};
+use parking_lot::Mutex;
 use zeroize::Zeroizing;
 
 pub use find::HelperNotRunnable;
@@ -136,7 +137,7 @@ impl CredentialHelpers {
     }
 
     fn run(&self, asked: HelperRequest) -> Shared<HelperLookup> {
-        let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut runs = self.runs.lock();
         // An answer is dropped with its last waiter.
         runs.retain(|_, run| run.upgrade().is_some_and(|run| run.peek().is_none()));
         if let Some(run) = runs.get(&asked).and_then(WeakShared::upgrade) {

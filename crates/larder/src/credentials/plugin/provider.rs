@@ -1,11 +1,12 @@
 //! One provider: answers from the cache or runs. Read [`Plugin::provide`] first.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, Shared, WeakShared};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use super::accounts::{ServiceAccount, ServiceAccountClient, ServiceAccountTokenRequest};
@@ -204,7 +205,7 @@ impl Plugin {
             annotations: asker.annotations.clone(),
         };
         let run = {
-            let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut runs = self.runs.lock();
             runs.retain(|_, run| run.upgrade().is_some());
             match runs.get(&key).and_then(WeakShared::upgrade) {
                 Some(run) if run.peek().is_none() => run,
@@ -251,7 +252,7 @@ impl Plugin {
     }
 
     fn lock_cache(&self) -> MutexGuard<'_, PluginCache> {
-        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+        self.cache.lock()
     }
 }
 

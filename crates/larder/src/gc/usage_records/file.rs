@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::{ClockReading, ImageUsageRecord, ImageUsageRecords};
@@ -59,12 +59,12 @@ pub struct VolatileUsageRecords(Mutex<ImageUsageRecords>);
 
 impl UsageRecordStore for VolatileUsageRecords {
     fn load(&self) -> LoadedUsageRecords {
-        let records = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let records = self.0.lock().clone();
         LoadedUsageRecords { records, notice: None }
     }
 
     fn save(&self, records: &ImageUsageRecords) -> Result<(), UsageRecordSaveError> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone_from(records);
+        self.0.lock().clone_from(records);
         Ok(())
     }
 }
