@@ -99,7 +99,7 @@ impl Store {
         record.mounted = true;
         let kept = record.clone();
         self.0.db.write("record a mount", |writer| Ok(writer.put(MOUNTS, &kept.id, &kept)?))?;
-        self.0.note_use(kept.layers);
+        self.0.begun_uses.note(kept.layers);
         Ok(record)
     }
 

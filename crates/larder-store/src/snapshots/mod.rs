@@ -73,7 +73,7 @@ impl Store {
         } else {
             self.0.note_snapshot(&snapshot);
             if writable && !snapshot.labels.contains_key(UNPACKED) {
-                self.0.note_use(below.into_iter().rev().filter_map(|below| below.layer).collect());
+                self.0.begun_uses.note(below.into_iter().rev().filter_map(|below| below.layer).collect());
             }
         }
         mounts

@@ -45,7 +45,7 @@ pub(crate) struct OpenStore {
     /// Held while layers are mounted for overlays, or unmounted; not while one is extracted.
     pub(crate) layer_mounts: Mutex<()>,
     pub(crate) extractions: ExtractionLocks,
-    pub(super) begun_uses: BegunUses,
+    pub(crate) begun_uses: BegunUses,
     /// For what is written from now on; `None` until the first write.
     pub(super) writes: Mutex<Option<Arc<SharedSync>>>,
     pub(super) _lock: StoreLock,

@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashSet};
 
 use larder::backend;
+use larder::gc::{ActivityKind, ImageActivity};
 use larder::reference::{Digest, ImageName};
 
 use super::db::{DbRead, DbReadTransaction, DbResult, IMAGES, NAMES, encode};
@@ -31,6 +32,20 @@ impl Store {
         let mut images = self.0.db.read("list images", |reader| reader.all::<ImageRecord>(IMAGES))?;
         images.retain(|image| image.complete);
         Ok(images)
+    }
+
+    /// The images whose uses by mounts and containers have begun since the last call.
+    pub fn take_begun_uses(&self) -> Result<Vec<ImageActivity>, StoreError> {
+        let begun = self.0.begun_uses.take();
+        if begun.is_empty() {
+            return Ok(Vec::new());
+        }
+        let images = self.images()?.into_iter().filter_map(|image| {
+            let layers: Vec<_> = image.layers.iter().map(|layer| layer.key.clone()).collect();
+            let at = *begun.get(&layers)?;
+            Some(ImageActivity { image: image.id.into(), at, what: ActivityKind::Used })
+        });
+        Ok(images.collect())
     }
 
     /// The image as a backend shows it. Its size is what its layers, config and manifests take on disk.
