@@ -70,7 +70,8 @@ pub fn check_dir(path: &Path) -> Result<PathBuf, PathError> {
 /// Checks a file that only root and this user can replace or change: no directory that holds it, or a link that is the last part
 /// of its path, may be sticky. Returns its path without links. May block.
 pub fn check_file(path: &Path) -> Result<PathBuf, PathError> {
-    let caller = &Caller::current();
+    // Others may be in the groups of this user.
+    let caller = &Caller { groups: Vec::new(), ..Caller::current() };
     let real = PathWalk { create: false, holder: EntryRole::Directory, caller }.resolve(path)?;
     check_entry(&real, &std::fs::symlink_metadata(&real)?, EntryRole::Entry, caller)?;
     Ok(real)
@@ -128,7 +129,7 @@ struct Caller {
 impl Caller {
     fn current() -> Caller {
         let groups = rustix::process::getgroups().unwrap_or_default();
-        let groups = groups.into_iter().chain([rustix::process::getegid()]).map(|group| group.as_raw());
+        let groups = groups.into_iter().chain([rustix::process::getegid()]).map(rustix::fs::Gid::as_raw);
         let map = fs_err::read_to_string("/proc/self/uid_map").unwrap_or_default();
         let is_whole = map.is_empty() || map.split_whitespace().eq(["0", "0", "4294967295"]);
         let overflow = || fs_err::read_to_string("/proc/sys/kernel/overflowuid").ok()?.trim().parse().ok();
@@ -307,7 +308,7 @@ mod tests {
         refused(&root, "real/a/b/trash is a symbolic link; remove it");
         fs_err::remove_file(root.join("trash")).unwrap();
         let mode = |path: &str, mode| {
-            fs_err::set_permissions(dir.join(path), PermissionsExt::from_mode(mode)).unwrap()
+            fs_err::set_permissions(dir.join(path), PermissionsExt::from_mode(mode)).unwrap();
         };
         for (path, place) in [("real/a", "real/a is writable"), ("real/a/b", "real/a/b is writable")] {
             mode(path, 0o777);

@@ -58,7 +58,7 @@ fn every_step_holds_without_root_and_nothing_is_left() {
     let home = home();
     let command = unprivileged(home.path());
     if rustix::process::geteuid().is_root() {
-        let all = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+        let all = std::os::unix::fs::PermissionsExt::from_mode(0o1777);
         fs_err::set_permissions(home.path().join("tmp"), all).unwrap();
     }
     let run = run(command, &[], home.path()).expect(0);
