@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder::events::LogSink;
+use larder::events::{Event, EventReason, EventSink, LogSink};
 use larder::pod::Pod;
 use larder::pull::{EnsureRequest, ImagePresence as Pulled, PullConfig, PullPolicy};
 use larder::reference::ImageName;
@@ -65,7 +65,8 @@ pub(super) async fn run(
 
     let progress = Arc::new(ProgressLines::new(!args.quiet && progress_possible()));
     ensure_runner::warn_about_ignored_flags(&client, &args.pulling, &candidates, out);
-    let calls = EnsureSession::new(client, credentials.secret, Arc::new(LogSink), true);
+    let events = Arc::new(ImageWarnings(Arc::clone(out)));
+    let calls = EnsureSession::new(client, credentials.secret, events, true);
     out.keep_above(&progress);
     let run = EnsureRun {
         session,
@@ -86,6 +87,18 @@ pub(super) async fn run(
     Ok(outcome
         .max(reported)
         .max(ensure_runner::end(&calls, &requests, EnsureResults { results, lost }, &interrupt, out).await))
+}
+
+/// Prints what people should know of an image, and logs the other events.
+struct ImageWarnings(Arc<Printer>);
+
+impl EventSink for ImageWarnings {
+    fn record(&self, event: Event) {
+        match event.reason {
+            EventReason::ImageWarning => self.0.warning(&event.message),
+            _ => LogSink.record(event),
+        }
+    }
 }
 
 /// Prints the result of each finished image.
