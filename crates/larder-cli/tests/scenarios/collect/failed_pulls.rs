@@ -143,7 +143,7 @@ fn a_pull_that_needs_more_than_there_is_leaves_nothing_and_the_reserve() {
     let Some(disk) = MountedDisk::new(192) else { return };
     let registry = FaultRegistry::start();
     // Each is fetched as a few megabytes, and takes a hundred.
-    let swelling = |seed: u64| layer(seed, 6 << 20).file(format!("srv/zeros{seed}"), vec![0; 96 << 20]);
+    let swelling = |seed: u64| layer(seed, 6 << 20).file(format!("srv/ones{seed}"), vec![1; 96 << 20]);
     let image = (1..=2).fold(ImageBuilder::new(), |image, seed| image.layer(swelling(seed)));
     serve(&registry, &image, "shop/swelling", &disk.home().join("swelling"));
     serve(&registry, &ImageBuilder::small(9, 8 << 20), "shop/web", &disk.home().join("web"));
