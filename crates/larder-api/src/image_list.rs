@@ -10,23 +10,25 @@ const PART_BYTES: usize = 1 << 20;
 impl ImagesResponse {
     /// Splits a list into messages of bounded size, at least one. [`ImagesResponse::join`] reverses it.
     pub fn into_parts(self) -> Vec<ImagesResponse> {
-        let mut parts = vec![ImagesResponse { warnings: self.warnings, ..ImagesResponse::default() }];
+        let mut parts = Vec::new();
+        let mut part = ImagesResponse { warnings: self.warnings, ..ImagesResponse::default() };
         let mut room = PART_BYTES;
-        let mut begin_part_for = |bytes: usize, parts: &mut Vec<ImagesResponse>| {
+        let mut begin_part_for = |bytes: usize, part: &mut ImagesResponse| {
             if bytes > room {
-                parts.push(ImagesResponse::default());
+                parts.push(std::mem::take(part));
                 room = PART_BYTES;
             }
             room = room.saturating_sub(bytes);
         };
         for layer in self.layers {
-            begin_part_for(layer.encoded_len(), &mut parts);
-            parts.last_mut().expect("there is one").layers.push(layer);
+            begin_part_for(layer.encoded_len(), &mut part);
+            part.layers.push(layer);
         }
         for image in self.images {
-            begin_part_for(image.encoded_len(), &mut parts);
-            parts.last_mut().expect("there is one").images.push(image);
+            begin_part_for(image.encoded_len(), &mut part);
+            part.images.push(image);
         }
+        parts.push(part);
         parts
     }
 
@@ -68,7 +70,9 @@ mod tests {
             );
         }
         let mut joined = ImagesResponse::default();
-        parts.into_iter().for_each(|part| joined.join(part));
+        for part in parts {
+            joined.join(part);
+        }
         assert_eq!(joined, list);
         assert_eq!(
             ImagesResponse::default().into_parts(),

@@ -325,10 +325,7 @@ mod tests {
                 until: start + seconds * SECOND,
             })
         };
-        assert_eq!(
-            *notices.lock(),
-            [asked(10), FetchNotice::Resumed, asked(20), FetchNotice::Resumed]
-        );
+        assert_eq!(*notices.lock(), [asked(10), FetchNotice::Resumed, asked(20), FetchNotice::Resumed]);
     }
 
     #[tokio::test(start_paused = true)]

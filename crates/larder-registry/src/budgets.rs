@@ -61,7 +61,7 @@ impl HostBudgets {
     pub(super) fn series(&self, now: Instant) -> Vec<RegistryLoad> {
         let mut series = self.evicted.clone();
         for used in self.entries.values() {
-            add_load(&mut series, self.series_of(used.budget.host()), used.budget.load(now));
+            add_load(&mut series, self.series_of(used.budget.host()), &used.budget.load(now));
         }
         series.into_values().collect()
     }
@@ -77,20 +77,20 @@ impl HostBudgets {
             .iter()
             .filter(|(_, used)| Arc::strong_count(&used.budget) == 1 && used.budget.is_idle());
         let oldest = idle.min_by_key(|(_, used)| (used.budget.held_until(now).is_some(), used.last));
-        if let Some(origin) = oldest.map(|(origin, _)| origin.clone()) {
-            if let Some(used) = self.entries.remove(&origin) {
-                let counts = used.budget.load(now).counts();
-                let series = self.series_of(used.budget.host());
-                add_load(&mut self.evicted, series, counts);
-            }
+        if let Some(origin) = oldest.map(|(origin, _)| origin.clone())
+            && let Some(used) = self.entries.remove(&origin)
+        {
+            let counts = used.budget.load(now).counts();
+            let series = self.series_of(used.budget.host());
+            add_load(&mut self.evicted, series, &counts);
         }
     }
 }
 
-fn add_load(series: &mut BTreeMap<String, RegistryLoad>, name: String, load: RegistryLoad) {
+fn add_load(series: &mut BTreeMap<String, RegistryLoad>, name: String, load: &RegistryLoad) {
     match series.get_mut(&name) {
-        Some(known) => known.add(&load),
-        None => drop(series.insert(name.clone(), RegistryLoad { host: name, ..load })),
+        Some(known) => known.add(load),
+        None => drop(series.insert(name.clone(), RegistryLoad { host: name, ..load.clone() })),
     }
 }
 

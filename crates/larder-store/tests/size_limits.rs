@@ -56,9 +56,9 @@ async fn pull(
     let puller =
         StorePuller::new(store.clone(), client, StorePullConfig { limits, ..StorePullConfig::default() });
     let name = Reference::parse(&registry.image("app:1")).unwrap();
-    let pulled = puller.pull(&name, None, &ProgressReporter::unwatched()).await;
-    assert_eq!(store.list().unwrap().len(), usize::from(pulled.is_ok()));
-    (pulled, digests, measure(&dir.path().join("store/layers")).unwrap().bytes)
+    let outcome = puller.pull(&name, None, &ProgressReporter::unwatched()).await;
+    assert_eq!(store.list().unwrap().len(), usize::from(outcome.is_ok()));
+    (outcome, digests, measure(&dir.path().join("store/layers")).unwrap().bytes)
 }
 
 #[tokio::test]

@@ -28,6 +28,7 @@ struct EnsureFixture {
     manager: Arc<ImageManager>,
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "tests write the config in the call")]
 fn node(config: PullConfig) -> EnsureFixture {
     let (backend, events) = (FakeBackend::new(), Arc::new(RingSink::new(1000)));
     let manager =

@@ -18,11 +18,11 @@ use tokio::time::advance;
 
 const APP: &str = "registry.example/app:v1";
 
-fn manager(config: PullConfig, credentials: NodeKeyring) -> (FakeBackend, ImageManager) {
+fn manager(config: &PullConfig, credentials: NodeKeyring) -> (FakeBackend, ImageManager) {
     let backend = FakeBackend::new();
     backend.on_pull_of(APP, ScriptedPull::fails("401 Unauthorized"));
     let manager =
-        ImageManager::new(Arc::new(backend.clone())).with_config(&config).with_credentials(credentials);
+        ImageManager::new(Arc::new(backend.clone())).with_config(config).with_credentials(credentials);
     (backend, manager)
 }
 
@@ -47,7 +47,7 @@ async fn fails(manager: &ImageManager, request: &EnsureRequest) -> (EnsureReason
 
 #[tokio::test(start_paused = true)]
 async fn another_secret_is_tried_at_once_and_the_old_one_waits() {
-    let (backend, manager) = manager(PullConfig::default(), NodeKeyring::default());
+    let (backend, manager) = manager(&PullConfig::default(), NodeKeyring::default());
     assert_eq!(fails(&manager, &pod("old")).await, (EnsureReason::ErrImagePull, 10));
     assert_eq!(fails(&manager, &pod("old")).await, (EnsureReason::ImagePullBackOff, 10));
     assert_eq!(fails(&manager, &pod("typo")).await, (EnsureReason::ErrImagePull, 20), "it still doubles");
@@ -59,7 +59,7 @@ async fn another_secret_is_tried_at_once_and_the_old_one_waits() {
 
 #[tokio::test(start_paused = true)]
 async fn a_secret_that_is_taken_away_or_added_is_another_one() {
-    let (_, manager) = manager(PullConfig::default(), NodeKeyring::default());
+    let (_, manager) = manager(&PullConfig::default(), NodeKeyring::default());
     let bare = EnsureRequest { secrets: Vec::new(), ..pod("") };
     assert_eq!(fails(&manager, &bare).await.0, EnsureReason::ErrImagePull);
     assert_eq!(fails(&manager, &bare).await.0, EnsureReason::ImagePullBackOff);
@@ -71,7 +71,7 @@ async fn a_secret_that_is_taken_away_or_added_is_another_one() {
 async fn kubelets_way_is_to_wait() {
     let config = PullConfig { new_credentials: NewCredentialsPolicy::Wait, ..PullConfig::default() };
     assert_eq!(PullConfig::kubelet().new_credentials, NewCredentialsPolicy::Wait);
-    let (backend, manager) = manager(config, NodeKeyring::default());
+    let (backend, manager) = manager(&config, NodeKeyring::default());
     assert_eq!(fails(&manager, &pod("old")).await.0, EnsureReason::ErrImagePull);
     assert_eq!(fails(&manager, &pod("new")).await, (EnsureReason::ImagePullBackOff, 10));
     manager.set_config(&PullConfig::default());
@@ -99,7 +99,7 @@ impl CredentialProvider for RotatingTokenProvider {
 async fn a_program_that_gives_a_new_token_each_time_does_not_end_the_back_off() {
     let sources =
         NodeKeyring::new(NodeDockerConfig::none(), vec![Arc::new(RotatingTokenProvider::default())]);
-    let (_, manager) = manager(PullConfig::default(), sources);
+    let (_, manager) = manager(&PullConfig::default(), sources);
     for delay in [10, 20] {
         assert_eq!(fails(&manager, &pod("old")).await.0, EnsureReason::ErrImagePull);
         assert_eq!(fails(&manager, &pod("old")).await, (EnsureReason::ImagePullBackOff, delay));

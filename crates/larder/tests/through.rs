@@ -56,6 +56,7 @@ struct DirectPullFixture {
     manager: Arc<ImageManager>,
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "tests write the config in the call")]
 fn node(config: PullConfig) -> DirectPullFixture {
     let (backend, events) = (FakeBackend::new(), Arc::new(RingSink::new(1000)));
     let (counted, gate) = (Arc::new(CountingMetrics::default()), Arc::new(RemovalGate::default()));

@@ -200,7 +200,7 @@ pub enum KubeletImageService {
     None,
 }
 
-/// Which images callers of CRI see as pinned and cannot remove.
+/// Which images callers of CRI see as pinned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CriPinSettings {
     /// Images of keep rules, of the prefetch list and of static pods.

@@ -40,7 +40,7 @@ impl CriPins {
 
     /// Why an image with this retention is pinned by the settings. A lease pins nothing unless `larder lease` took it:
     /// CRI's `PullImage` takes one for each image, and would keep it from kubelet's own collection.
-    fn pin(settings: &CriPinSettings, reason: &RetentionPurpose) -> Option<String> {
+    fn pin(settings: CriPinSettings, reason: &RetentionPurpose) -> Option<String> {
         match reason {
             RetentionPurpose::Kept(kept) if settings.kept => Some(kept.to_string()),
             RetentionPurpose::Desired { by, is_pinned: true, .. } if settings.kept => {
@@ -61,7 +61,7 @@ impl CriPins {
 impl ImagePinSource for CriPins {
     async fn pins(&self, images: &[Image]) -> Result<HashMap<ImageId, String>, BackendError> {
         let config = self.settings.now();
-        let settings = &config.cri_pins;
+        let settings = config.cri_pins;
         if !settings.leased && !settings.kept && !settings.mounted {
             return Ok(HashMap::new());
         }

@@ -94,7 +94,7 @@ impl Node {
             Arc::clone(&observability),
         ));
         let pulls = Arc::new(Pulls::build(
-            PullsSettings::of(&config),
+            &PullsSettings::of(&config),
             access,
             storage.backend(),
             Arc::clone(&collection),

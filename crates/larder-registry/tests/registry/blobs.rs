@@ -270,7 +270,7 @@ async fn a_stalled_body_is_aborted_and_a_slow_one_is_not() {
         }
     };
     tokio::select! {
-        fetched = fetch_blob(&session, &blob, &none, sink.clone()) => drop(fetched.unwrap()),
+        fetched = fetch_blob(&session, &blob, &none, sink.clone()) => fetched.unwrap(),
         () = is_slow => {}
     }
     assert!(sink.content() == content);

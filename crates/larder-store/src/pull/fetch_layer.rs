@@ -274,7 +274,7 @@ impl LayerFetch {
             fetched = &mut fetching => fetched,
         };
         match fetched {
-            Ok(_) => unpacking.await,
+            Ok(()) => unpacking.await,
             Err(error) => {
                 ingest.stop(GIVEN_UP, "the fetch failed");
                 let _ = unpacking.await; // it ends at once and removes its directory

@@ -74,7 +74,9 @@ impl LabelCache {
         let new = images.iter().filter(|image| !cache.images.contains_key(&image.id));
         let read = read_labels(backend, new, keys).await?;
         let mut labels = cache.images.clone();
-        read.iter().for_each(|(id, labels)| cache.add(id, labels));
+        for (id, labels) in &read {
+            cache.add(id, labels);
+        }
         labels.extend(read);
         Ok(labels)
     }
@@ -185,7 +187,8 @@ impl<'de> Visitor<'de> for LabelsWithKeys<'_> {
         while let Some(key) = labels.next_key::<Cow<'de, str>>()? {
             if self.0.contains(&*key) {
                 let mut value = labels.next_value::<Option<String>>()?.unwrap_or_default();
-                value.truncate(value.floor_char_boundary(MAX_LABEL_VALUE));
+                let end = (0..=MAX_LABEL_VALUE.min(value.len())).rfind(|at| value.is_char_boundary(*at));
+                value.truncate(end.unwrap_or_default());
                 value.shrink_to_fit();
                 found.insert(key.into_owned(), value);
             } else {

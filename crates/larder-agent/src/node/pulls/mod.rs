@@ -59,7 +59,7 @@ pub(crate) struct Pulls {
 impl Pulls {
     /// Pulls into a backend, behind the gate of `collection`.
     pub(crate) fn build(
-        settings: PullsSettings,
+        settings: &PullsSettings,
         access: PullAccess,
         backend: &Arc<dyn Backend>,
         collection: Arc<Collection>,

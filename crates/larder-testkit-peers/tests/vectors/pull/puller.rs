@@ -66,6 +66,7 @@ struct PausedPullManager {
 }
 
 impl PausedPullManager {
+    #[expect(clippy::needless_pass_by_value, reason = "tests write the config in the call")]
     fn new(config: PullConfig) -> Self {
         let (backend, events) = (FakeBackend::new(), Arc::new(EventRecorder::default()));
         backend.hold_pulls();
