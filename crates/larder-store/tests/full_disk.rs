@@ -1,6 +1,6 @@
 //! Pulls and loads on a small filesystem that runs out of space or inodes during them.
 //!
-//! Admission lets these pass: no reserve is kept, and the layers are megabytes of zeros, or thousands of files, that
+//! Admission lets these pass: no reserve is kept, and the layers are megabytes of ones, or thousands of files, that
 //! come as a few kilobytes. A filler takes all but so much as a round wants; each round leaves a little more, until the
 //! image fits, so that the disk is full at one step after another.
 
@@ -199,8 +199,8 @@ fn kept() -> ImageBuilder {
 
 /// Layers that take four megabytes each.
 fn large() -> ImageBuilder {
-    let zeros = |name: &str| LayerFiles::new().file(name, vec![0; 4 << 20]);
-    ImageBuilder::new().layer(zeros("srv/a")).layer(zeros("srv/b")).layer(zeros("srv/c"))
+    let ones = |name: &str| LayerFiles::new().file(name, vec![1; 4 << 20]);
+    ImageBuilder::new().layer(ones("srv/a")).layer(ones("srv/b")).layer(ones("srv/c"))
 }
 
 /// Layers that take four hundred inodes each.
@@ -339,8 +339,8 @@ fn layers_of_a_pull_that_failed_do_not_keep_another_one_out() {
     let Some(disk) = SmallDisk::new(40, 4000) else { return };
     let source = SmallDiskImage::new();
     let app = ImageBuilder::new()
-        .layer(LayerFiles::new().file("srv/a", vec![0; 16 << 20]))
-        .layer(LayerFiles::new().file("srv/b", vec![0; 8 << 20]))
+        .layer(LayerFiles::new().file("srv/a", vec![1; 16 << 20]))
+        .layer(LayerFiles::new().file("srv/b", vec![1; 8 << 20]))
         .layer(LayerFiles::new().file("srv/c", "c"));
     let blobs = source.add(&app, "app");
     // It hardly compresses, so that admission asks for more than is left.
@@ -355,12 +355,12 @@ fn layers_of_a_pull_that_failed_do_not_keep_another_one_out() {
     assert!(store.usage().unwrap().layers.bytes < 24 << 20, "they gave way");
 }
 
-/// Layers of a megabyte of noise, which is what is fetched of them, and of zeros: admission expects less than they take.
+/// Layers of a megabyte of noise, which is what is fetched of them, and of ones: admission expects less than they take.
 fn swelling() -> ImageBuilder {
     let layer = |seed: u64| {
         LayerFiles::new()
             .noise(format!("srv/noise{seed}"), 2 << 20, seed)
-            .file(format!("srv/zeros{seed}"), vec![0; 10 << 20])
+            .file(format!("srv/ones{seed}"), vec![1; 10 << 20])
     };
     ImageBuilder::new().layer(layer(1)).layer(layer(2)).layer(layer(3))
 }
@@ -482,7 +482,7 @@ fn a_layer_that_swells_stops_at_the_reserve() {
     let Some(disk) = SmallDisk::new(96, 4000) else { return };
     disk.allocate_at_once();
     let source = SmallDiskImage::new();
-    source.add(&ImageBuilder::new().layer(LayerFiles::new().file("srv/bomb", vec![0; 200 << 20])), "bytes");
+    source.add(&ImageBuilder::new().layer(LayerFiles::new().file("srv/bomb", vec![1; 200 << 20])), "bytes");
     source.add(&ImageBuilder::new().layer(long_names()), "names");
     source.add(&numerous(), "inodes");
     let store = open(&disk);

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use futures_util::TryStreamExt as _;
 use larder::credentials::PullSecret;
-use larder::events::EventSink;
+use larder::events::{EventReason, EventSink};
 use larder::pod::ObjectRef;
 use larder::pull::{EnsureError, EnsurePlan, EnsureRequest, EnsuredImage, PullStatus};
 use larder::reference::ImageName;
@@ -174,7 +174,8 @@ impl EnsureSession {
 
     fn record_event(&self, request: &EnsureRequest, event: api::Event) {
         let object = request.target.clone().unwrap_or_else(|| ObjectRef::new(&request.pod, ""));
-        if request.target.is_none() {
+        // Without an object there is nothing to say but what is odd about the image.
+        if request.target.is_none() && event.reason != EventReason::ImageWarning.to_string() {
             tracing::info!(reason = event.reason, "{}", event.message);
         } else if let Some(event) = convert::event_from(event, object) {
             self.events.record(event);

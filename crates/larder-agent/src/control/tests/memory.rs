@@ -1,17 +1,15 @@
-//! The most memory that rounds and lists take with ten thousand images, as the kernel counts it. Each runs in a process of its
+//! The most memory that rounds and CRI's lists take with ten thousand images, as the kernel counts it. Each runs in a process of its
 //! own: the other tests take memory too.
 
 use std::process::Command;
 use std::sync::Arc;
 
-use futures_util::StreamExt as _;
 use larder::backend::{Backend as _, Image};
 use larder::gc::{GcGoal, GcPolicy, InspectLayerSource};
 use larder::retention::{KeepRule, Selector};
-use larder_api::v1::control_server::Control as _;
 use larder_cri::{CriBackend, CriConfig, Endpoint};
 
-use super::{DaemonAddresses, ServingProcess, TestDaemon, api, testing};
+use super::{DaemonAddresses, ServingProcess, TestDaemon, testing};
 
 const IMAGES: usize = 10_000;
 /// Bytes of labels of each config.
@@ -28,7 +26,7 @@ fn ten_thousand_images_with_many_labels_and_long_names_take_little_memory() {
     }
     let name =
         "control::tests::memory::ten_thousand_images_with_many_labels_and_long_names_take_little_memory";
-    for operation in ["round", "list", "dashboard", "cri"] {
+    for operation in ["round", "cri"] {
         let mut child = Command::new(std::env::current_exe().unwrap());
         let ended = child.args(["--exact", name, "--nocapture"]).env(OPERATION, operation).output().unwrap();
         let text = [ended.stdout, ended.stderr].concat();
@@ -77,17 +75,6 @@ async fn measure(operation: &str) {
                 let dry = collector.dry_run(GcGoal::AllUnused, &collector.policy(), false).await.unwrap();
                 assert_eq!(dry.report.plans[0].decisions.len(), IMAGES);
             }
-        }
-        // Without the caller, which has a process of its own.
-        "list" => {
-            let request = api::ImagesRequest { details: true, ..Default::default() };
-            let parts = served.control.images(tonic::Request::new(request)).await.unwrap().into_inner();
-            let listed = parts.fold(0, async |sum, part| sum + part.unwrap().images.len());
-            assert_eq!(listed.await, IMAGES);
-        }
-        "dashboard" => {
-            let request = api::ImagesRequest { details: true, without_configs: true, ..Default::default() };
-            assert_eq!(served.control.list_images(&request).await.unwrap().images.len(), IMAGES);
         }
         "cri" => {
             let caller = CriBackend::new(Endpoint::at(socket), CriConfig::default());
