@@ -17,7 +17,7 @@ boot() {
     mount -t proc proc "$root/proc"
     mount --rbind /sys "$root/sys"
     mount --rbind /dev "$root/dev"
-    mount -t tmpfs tmpfs "$root/run"
+    mount -t tmpfs -o mode=755 tmpfs "$root/run"
     mkdir -p "$root/etc/systemd/system/larder.service.d"
     # Of what the files of LOWER would start, nothing.
     rm -rf "$root"/etc/systemd/system/*.wants
