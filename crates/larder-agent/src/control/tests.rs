@@ -32,7 +32,6 @@ use crate::serve::router::Router;
 struct TestDaemon {
     backend: FakeBackend,
     node: Arc<Node>,
-    control: ControlApi,
     stop: watch::Sender<bool>,
     dir: tempfile::TempDir,
     connections: Connections,
@@ -61,14 +60,14 @@ impl TestDaemon {
         let (shared, of) = (connections.clone(), process.clone());
         let control = ControlApi::new(Arc::clone(&node), of, shared, stopped.clone());
         let (mut serving, shared) = (tokio::task::JoinSet::new(), connections.clone());
-        let router = Router::new(&node, plain, service(control.clone()));
+        let router = Router::new(&node, plain, service(control));
         serving.spawn(async move {
             match process {
                 ServingProcess::Daemon(_) => shared.serve(listener, None::<()>, router, stopped).await,
                 ServingProcess::Command => shared.serve_joined(listener, router, stopped, || ()).await,
             }
         });
-        TestDaemon { backend, node, control, stop, dir, connections, serving }
+        TestDaemon { backend, node, stop, dir, connections, serving }
     }
 
     fn client(&self) -> ControlClient<CriChannel> {
