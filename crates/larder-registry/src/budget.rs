@@ -83,7 +83,7 @@ impl RegistryLoad {
         self.quota = self.quota.or(other.quota);
     }
 
-    /// What it has counted, without what it does now.
+    /// Its counts, without what it does now.
     pub(crate) fn counts(self) -> RegistryLoad {
         RegistryLoad { connections: 0, limit: 0, waiting: 0, held_for: Duration::ZERO, quota: None, ..self }
     }

@@ -313,7 +313,7 @@ fn a_check_changes_nothing() {
     }
 }
 
-/// What a directory has, with modes and contents, in order.
+/// Entries of a directory, with modes and contents, in order.
 fn tree(dir: &Path) -> Vec<(PathBuf, u32, Vec<u8>)> {
     let mut found = Vec::new();
     for entry in fs_err::read_dir(dir).unwrap() {

@@ -331,7 +331,7 @@ impl Collector {
         keep_warnings(&self.policy(), snapshot)
     }
 
-    /// What a round that a user asks for would free of this many bytes.
+    /// Bytes of these that a round would free which a user asks for.
     pub async fn reclaimable_room(&self, bytes: u64) -> RoomOutcome {
         match self.dry_run(GcGoal::Free { bytes }, &self.room_policy(), false).await {
             Ok(DryRun { report, .. }) => match report.plans.last() {

@@ -20,7 +20,7 @@ pub struct DirectPull {
     pub image_ref: ImageId,
     /// Size in bytes as the backend counts it; 0 if it does not report one.
     pub size_bytes: u64,
-    /// What people should know of the image, a sentence each.
+    /// Warnings about the image for people, a sentence each.
     pub warnings: Vec<String>,
 }
 

@@ -57,7 +57,7 @@ pub(super) struct PullOutcome {
     pub(super) size_bytes: u64,
     /// Time of the runtime's pull and of the size query, without waiting.
     pub(super) duration: Duration,
-    /// What the backend found odd about the image.
+    /// Warnings of the backend about the image.
     pub(super) warnings: Vec<String>,
 }
 

@@ -173,7 +173,7 @@ impl PullTrackerEntry {
         })
     }
 
-    /// What the backend found odd about the image so far.
+    /// Warnings of the backend about the image so far.
     pub(super) fn warnings(&self) -> Vec<String> {
         self.warnings.lock().clone()
     }
