@@ -174,7 +174,7 @@ settings! {
     /// Percentage that `larder gc --free` frees in addition to the requested size.
     "gc.freeMarginPercent": IntegerCodec<u32, 0, 100> => gc.free_margin_percent, Live;
 
-    /// What is removed when all candidates together do not free enough. `all`: every candidate. `worthwhile`: as few
+    /// Images removed when all candidates together do not free enough. `all`: every candidate. `worthwhile`: as few
     /// images as bring usage below the high threshold, if that is possible; else all candidates if they free at least
     /// half of what is missing; else only images that each free at least a tenth of it. `nothing`: no image.
     "gc.whenUnreachable": EnumCodec<WhenUnreachable> => gc.when_unreachable, Live;
