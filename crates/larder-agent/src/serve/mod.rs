@@ -26,8 +26,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use larder_api::v1::StatusRequest;
 use tokio::net::{TcpListener, UnixListener};
-use tokio::runtime::{self, Runtime};
+use tokio::runtime::{self, Handle, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
@@ -35,12 +36,12 @@ use tokio::time::{self, Instant};
 use tracing::Level;
 
 use crate::backend::{OpenMode, RuntimeRequirement, target_of};
-use crate::client::{self, ControlServerAddress};
+use crate::client::{self, Client, ControlServerAddress};
 use crate::config::{self, Config, ConfigErrors, ListenSettings, SettingsFiles, SettingsSources};
 use crate::control::{self, ControlApi, DaemonAddresses, ServingProcess};
 #[cfg(feature = "dashboard")]
 use crate::dashboard::Dashboard;
-use crate::error::{Error, NodeOpenError};
+use crate::error::{Error, ErrorKind, NodeOpenError};
 use crate::log;
 use crate::node::{Node, NodeOptions, StateDirAccess};
 use crate::traces;
@@ -66,6 +67,8 @@ const FLUSH_WITHIN: Duration = Duration::from_secs(3);
 const OPEN_WITHIN: Duration = Duration::from_secs(10);
 /// How often to look whether it has ended.
 const OPEN_RETRY: Duration = Duration::from_millis(50);
+/// How long another daemon may take to answer.
+const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 
 /// Everything that is needed to run; nothing of it runs yet.
 pub struct Daemon {
@@ -213,7 +216,16 @@ fn settings(sources: &SettingsSources) -> Result<(Config, Option<SettingsFiles>)
     }
 }
 
-/// Opens the node. A command that has the images open ends soon, mostly: it is waited for, for a moment.
+/// Whether a daemon answers here. One that was killed may listen for a moment longer, and systemd listens for one that does not
+/// run.
+fn is_answered(server: ControlServerAddress) -> bool {
+    let client = Client::of(server, Some(ANSWER_WITHIN));
+    let status = client.ask(async |mut calls| calls.status(StatusRequest { look: false }).await);
+    let answer = Handle::current().block_on(status);
+    answer.map_or_else(|error| error.kind() != ErrorKind::Unavailable, |_| true)
+}
+
+/// Opens the node. A command that has the images open ends soon, mostly: it is waited for, for a moment; a daemon is not.
 #[expect(
     clippy::disallowed_methods,
     reason = "another process holds a lock, and nothing runs in this one yet"
@@ -227,7 +239,9 @@ fn open_node(sources: SettingsSources, config: Config, options: NodeOptions) -> 
             opened => return Ok(opened?),
         };
         let server = client::find_server(&target_of(&config)?, config.state.as_deref());
-        if matches!(server, Ok(Some(ControlServerAddress::Daemon(_)))) {
+        if let Ok(Some(server @ ControlServerAddress::Daemon(_))) = server
+            && is_answered(server)
+        {
             return Err(busy);
         }
         if !logged {

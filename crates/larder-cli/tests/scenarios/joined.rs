@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 
 use larder_testkit_peers::process::wait_until;
@@ -350,6 +350,26 @@ fn a_daemon_waits_for_a_command_that_has_the_images() {
     let other = world.start_larder(&["serve", "--metrics-address", "", "--socket", &world.path("s")]);
     let refused = other.finish().expect(3);
     assert!(!refused.stderr.contains("waiting") && refused.stderr.contains("is in use by"), "{refused:?}");
+    daemon.terminate();
+    daemon.finish().expect(0);
+}
+
+/// Of a daemon that was killed a moment ago, or of systemd's for one that does not run.
+#[test]
+fn a_daemon_waits_though_a_socket_listens_that_nobody_answers() {
+    let Some(world) = store() else { return };
+    let gate = world.gate();
+    let image = push(&world, &gate, 1, "shop/big:1");
+    let first = held_pull(&world, &gate, &[], &image);
+    let silent = world.path("silent.sock");
+    let _listener = UnixListener::bind(&silent).unwrap();
+    fs_err::write(world.place().join("daemon"), &silent).unwrap();
+    let socket = world.path("s");
+    let daemon = world.start_larder(&["serve", "--metrics-address", "", "--socket", &socket]);
+    wait_until("the daemon waits", || daemon.stderr().contains("waiting up to 10s: "));
+    gate.open();
+    first.finish().expect(0);
+    wait_until("the daemon serves", || UnixStream::connect(&socket).is_ok());
     daemon.terminate();
     daemon.finish().expect(0);
 }
