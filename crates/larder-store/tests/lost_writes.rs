@@ -220,7 +220,7 @@ fn a_layer_of_a_dead_process_is_compared_with_the_disk_before_its_commit() {
     disk.make_room();
     let store = disk.open();
     let [app, web] = ["app", "web"].map(|name| layer(&store, name));
-    assert!(app.is_fresh() && web.is_fresh(), "they are retained");
+    assert!(app.is_uncommitted() && web.is_uncommitted(), "they are retained");
     commit(&store, "web", web).expect("it was written");
     let error = commit(&store, "app", app).unwrap_err();
     assert!(matches!(error, StoreError::LostWrites { .. }), "{error}");

@@ -38,7 +38,7 @@ impl OpenStore {
         repair: bool,
     ) -> Result<Option<StoreDamage>, StoreError> {
         let doing = "check a manifest or config";
-        let _gate = self.gate();
+        let _guard = self.lock_content();
         let present = self.db.read(doing, |reader| reader.get::<ImageRecord>(IMAGES, image.id.as_str()))?;
         if !present.is_some_and(|present| present.blobs().any(|blob| blob == digest)) {
             return Ok(None); // removed since

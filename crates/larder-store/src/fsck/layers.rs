@@ -90,7 +90,7 @@ impl OpenStore {
         report: &mut FsckReport,
     ) -> Result<(), StoreError> {
         let doing = "recheck a damaged layer";
-        let gate = self.gate();
+        let guard = self.lock_content();
         let record = self.db.read(doing, |reader| reader.get::<LayerRecord>(LAYERS, key.as_str()))?;
         if !record.is_some_and(|record| record.present) {
             return Ok(());
@@ -106,7 +106,7 @@ impl OpenStore {
         match damage {
             StoreDamage::LayerDamaged { key, damage } if self.is_used(&key)? => {
                 report.add(StoreDamage::LayerDamagedInUse { key, damage }, RepairState::Open);
-                drop(gate);
+                drop(guard);
                 return Ok(());
             }
             StoreDamage::LayerMissing { .. } if repair => self.note_missing(std::slice::from_ref(key))?,
@@ -118,7 +118,7 @@ impl OpenStore {
         } else {
             report.add(damage, RepairState::when(repair, RepairState::AwaitsPull));
         }
-        drop(gate);
+        drop(guard);
         Ok(())
     }
 }

@@ -17,7 +17,7 @@ impl OpenStore {
     pub(super) fn check_leftovers(&self, repair: bool, report: &mut FsckReport) -> Result<(), StoreError> {
         let doing = "find leftovers";
         // While nothing moves: this reads names only, no content.
-        let _gate = self.gate();
+        let _guard = self.lock_content();
         let mut leftovers = self.leftover_layers()?;
         leftovers.extend(self.leftover_blobs()?);
         for name in names_in(&self.layout.ingests()).context(doing)? {

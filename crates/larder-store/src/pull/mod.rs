@@ -332,7 +332,7 @@ impl StorePuller {
             return Ok(id);
         }
         let left = claims.iter().filter_map(|claim| match claim {
-            ClaimOutcome::Present(layer) if layer.is_fresh() => Some(layer.downloads()),
+            ClaimOutcome::Present(layer) if layer.is_uncommitted() => Some(layer.downloads()),
             _ => None,
         });
         let ingests = downloads.iter().cloned().chain(left.flatten()).collect();

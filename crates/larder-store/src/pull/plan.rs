@@ -54,7 +54,7 @@ impl PullPlan {
     /// Returns true if nothing is fetched: each layer is present, durable, and sure to fit on the layers below.
     pub(super) fn is_present(&self, claims: &[ClaimOutcome]) -> bool {
         self.layers.iter().zip(claims).all(|(planned, claim)| {
-            matches!(claim, ClaimOutcome::Present(layer) if !layer.is_fresh() && planned.surely_fits(layer))
+            matches!(claim, ClaimOutcome::Present(layer) if !layer.is_uncommitted() && planned.surely_fits(layer))
         })
     }
 

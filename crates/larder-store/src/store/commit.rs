@@ -90,14 +90,14 @@ impl Store {
         let doing = "keep layers";
         let writes = self.0.begin_writes().context(doing)?;
         sync_layers(doing, writes, layers)?;
-        let fresh = self.0.measured_records(layers)?;
-        let _gate = self.0.gate();
+        let records = self.0.measured_records(layers)?;
+        let _guard = self.0.lock_content();
         self.0.db.write(doing, |writer| {
-            self.0.put_layers(writer, layers, &fresh)?;
+            self.0.put_layers(writer, layers, &records)?;
             lease.map_or(Ok(()), |lease| writer.put(LEASES, &lease.id, lease))?;
             Ok(())
         })?;
-        self.0.forget_fresh(layers.iter());
+        self.0.note_committed(layers.iter());
         Ok(())
     }
 }
@@ -110,7 +110,7 @@ impl OpenStore {
         let blobs: Vec<_> = std::iter::once(&image.config).chain(&image.manifests).collect();
         let held = {
             // A removal that is under way has either taken them already, or will leave them.
-            let _gate = self.gate();
+            let _guard = self.lock_content();
             blobs
                 .iter()
                 .map(|(digest, _)| self.references.add(ReferencedItem::Blob(digest.clone())))
@@ -121,21 +121,21 @@ impl OpenStore {
         }
         let layers: Vec<LayerHandle> = image.layers.iter().map(|layer| layer.layer.clone()).collect();
         sync_layers(doing, writes, &layers)?;
-        let fresh = self.measured_records(&layers)?;
+        let records = self.measured_records(&layers)?;
 
-        let gate = self.gate();
+        let guard = self.lock_content();
         let (record, others) = self.db.write(doing, |writer| {
-            learn_from(writer, &fresh)?;
-            self.put_layers(writer, &layers, &fresh)?;
+            learn_from(writer, &records)?;
+            self.put_layers(writer, &layers, &records)?;
             let (record, others) = self.put_image(writer, image, &config, now)?;
             if let Some(lease) = &image.end_lease {
                 writer.delete(LEASES, lease)?;
             }
             Ok((record, others))
         })?;
-        self.forget_fresh(layers.iter());
+        self.note_committed(layers.iter());
         self.note_images(others.iter().chain([&record]));
-        drop(gate);
+        drop(guard);
         drop(held);
         self.discard_ingests(&image.downloads);
         Ok(record)
@@ -191,10 +191,10 @@ impl OpenStore {
         record.blobs().map(|digest| taken(&self.layout.blob(digest)).bytes).sum()
     }
 
-    /// The records of the fresh ones of these layers, with their sizes. The layers must be synced.
+    /// The records of those layers that are uncommitted, with their sizes. The layers must be synced.
     fn measured_records(&self, layers: &[LayerHandle]) -> Result<HashMap<LayerKey, LayerRecord>, StoreError> {
         let mut records = HashMap::new();
-        for layer in layers.iter().filter(|layer| layer.is_fresh()) {
+        for layer in layers.iter().filter(|layer| layer.is_uncommitted()) {
             let usage = match self.sizes {
                 SizeAccuracy::WhileWritten => layer.record().usage,
                 SizeAccuracy::AfterSync | SizeAccuracy::Estimated => {
@@ -206,17 +206,17 @@ impl OpenStore {
         Ok(records)
     }
 
-    /// Writes the records of fresh layers; the others must be there.
+    /// Writes the records of uncommitted layers; the others must be there.
     fn put_layers(
         &self,
         writer: &DbTransaction,
         layers: &[LayerHandle],
-        fresh: &HashMap<LayerKey, LayerRecord>,
+        records: &HashMap<LayerKey, LayerRecord>,
     ) -> Result<(), TransactionAbort> {
         for layer in layers {
             let key = layer.key();
             let before = writer.get::<LayerRecord>(LAYERS, key.as_str())?;
-            if let Some(record) = fresh.get(key).filter(|_| layer.is_fresh()) {
+            if let Some(record) = records.get(key).filter(|_| layer.is_uncommitted()) {
                 writer.put(LAYERS, key.as_str(), record)?;
                 put_transfers(writer, key, &layer.transfers())?;
                 if before.is_some() {
@@ -247,16 +247,16 @@ impl OpenStore {
     }
 }
 
-/// Makes fresh layers durable, and what was written since `writes` began.
+/// Makes uncommitted layers durable, and what was written since `writes` began.
 fn sync_layers(
     doing: &'static str,
     writes: Arc<SharedSync>,
     layers: &[LayerHandle],
 ) -> Result<(), StoreError> {
-    let fresh = || layers.iter().filter(|layer| layer.is_fresh());
-    let of_layers = fresh().filter_map(LayerHandle::written).cloned();
+    let uncommitted = || layers.iter().filter(|layer| layer.is_uncommitted());
+    let of_layers = uncommitted().filter_map(LayerHandle::written).cloned();
     sync_each(of_layers.chain([writes]).collect()).context(doing)?;
-    fresh().filter(|layer| layer.written().is_none()).try_for_each(verify_on_disk)
+    uncommitted().filter(|layer| layer.written().is_none()).try_for_each(verify_on_disk)
 }
 
 /// Compares a layer that a dead process wrote with its digest. Its write errors may have gone to another process.
@@ -377,9 +377,9 @@ pub(crate) fn for_uses(image: &ImageRecord, mut with: impl FnMut(&str) -> DbResu
 }
 
 /// Remembers what fetched bytes became on disk.
-fn learn_from(writer: &DbTransaction, fresh: &HashMap<LayerKey, LayerRecord>) -> DbResult<()> {
+fn learn_from(writer: &DbTransaction, records: &HashMap<LayerKey, LayerRecord>) -> DbResult<()> {
     let (mut fetched, mut became) = (0_u64, DiskSpace::default());
-    for layer in fresh.values() {
+    for layer in records.values() {
         fetched = fetched.saturating_add(layer.facts.compressed_bytes);
         became += layer.usage;
     }

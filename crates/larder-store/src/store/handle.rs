@@ -36,7 +36,7 @@ pub(crate) struct OpenStore {
     pub(crate) uncommitted_layers: UncommittedLayers,
     /// Held while layers and blobs come to their place or leave it, together with what the database says of them.
     /// Looking at images does not need it.
-    pub(super) gate: Mutex<()>,
+    pub(super) content: Mutex<()>,
     pub(super) sizes: SizeAccuracy,
     /// How layers become lower directories of overlays, once that was tried.
     pub(super) erofs: OnceLock<LayerMountKind>,
@@ -52,8 +52,8 @@ pub(crate) struct OpenStore {
 }
 
 impl OpenStore {
-    pub(crate) fn gate(&self) -> MutexGuard<'_, ()> {
-        self.gate.lock()
+    pub(crate) fn lock_content(&self) -> MutexGuard<'_, ()> {
+        self.content.lock()
     }
 
     /// The descriptor for what is written from now on.

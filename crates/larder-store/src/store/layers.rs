@@ -77,7 +77,7 @@ impl LayerHandle {
     }
 
     /// Returns true while the layer waits for a commit.
-    pub fn is_fresh(&self) -> bool {
+    pub fn is_uncommitted(&self) -> bool {
         self.0.uncommitted.load(Ordering::Acquire)
     }
 
@@ -146,26 +146,26 @@ pub(crate) struct UncommittedLayers {
     /// In-flight fetches.
     pub(super) claims: LayerClaims<LayerHandle>,
     /// Layers in their place that no commit has named.
-    fresh: Mutex<HashMap<LayerKey, Weak<LayerHandleInner>>>,
+    placed: Mutex<HashMap<LayerKey, Weak<LayerHandleInner>>>,
     /// Layers without a handle.
     pub(super) kept: ResumableLayers,
 }
 
 impl UncommittedLayers {
-    fn fresh(&self) -> MutexGuard<'_, HashMap<LayerKey, Weak<LayerHandleInner>>> {
-        self.fresh.lock()
+    fn placed(&self) -> MutexGuard<'_, HashMap<LayerKey, Weak<LayerHandleInner>>> {
+        self.placed.lock()
     }
 
     /// Returns the disk usage of the layers that no commit has named.
     pub(super) fn usage(&self) -> DiskSpace {
         // Let go of the list first: the last handle of a layer may be dropped here, which needs it.
-        let layers: Vec<_> = self.fresh().values().filter_map(Weak::upgrade).collect();
+        let layers: Vec<_> = self.placed().values().filter_map(Weak::upgrade).collect();
         layers.iter().map(|layer| layer.record.usage).sum::<DiskSpace>() + self.kept.usage_of(|_| true)
     }
 
     /// Whether a layer waits for its commit under this key.
     pub(crate) fn has(&self, key: &LayerKey) -> bool {
-        self.fresh().contains_key(key) || self.kept.has(key)
+        self.placed().contains_key(key) || self.kept.has(key)
     }
 }
 
@@ -315,8 +315,8 @@ impl Store {
 
     /// The layer of this key, if it is here.
     pub fn layer(&self, key: &LayerKey) -> Result<Option<LayerHandle>, StoreError> {
-        let _gate = self.0.gate();
-        if let Some(layer) = self.0.uncommitted_layers.fresh().get(key).and_then(Weak::upgrade) {
+        let _guard = self.0.lock_content();
+        if let Some(layer) = self.0.uncommitted_layers.placed().get(key).and_then(Weak::upgrade) {
             return Ok(Some(LayerHandle(layer)));
         }
         let hold = self.0.references.add(ReferencedItem::Layer(key.clone()));
@@ -325,7 +325,7 @@ impl Store {
                 self.0.discard(&self.0.layout.layer(key)).context("remove a layer with lost writes")?;
                 self.0.trash.kick();
             }
-            Some(kept) => return Ok(Some(self.0.fresh(kept, hold))),
+            Some(kept) => return Ok(Some(self.0.uncommitted(kept, hold))),
             None => {}
         }
         let found = self.0.db.read("look up a layer", |reader| read_layer(reader, key))?;
@@ -379,11 +379,11 @@ impl OpenStore {
     fn place(self: &Arc<Self>, from: &Path, layer: UncommittedLayer) -> Result<LayerHandle, StoreError> {
         let doing = "move a layer into the store";
         let key = layer.record.key.clone();
-        let waiting; // outlives the gate: the last handle of a layer needs it to go
-        let _gate = self.gate();
+        let waiting; // outlives the guard: the last handle of a layer needs it to go
+        let _guard = self.lock_content();
         let used = self.is_used(&key)?;
         let hold = self.references.add(ReferencedItem::Layer(key.clone()));
-        waiting = self.uncommitted_layers.fresh().get(&key).and_then(Weak::upgrade);
+        waiting = self.uncommitted_layers.placed().get(&key).and_then(Weak::upgrade);
         if let Some(layer) = &waiting {
             self.discard(from).context(doing)?;
             return Ok(LayerHandle(layer.clone()));
@@ -400,11 +400,11 @@ impl OpenStore {
         if let Err(error) = self.remount_layer(&layer.record) {
             tracing::warn!(layer = %key, %error, "cannot mount a layer that was replaced");
         }
-        Ok(self.fresh(layer, hold))
+        Ok(self.uncommitted(layer, hold))
     }
 
     /// Whether a layer is mounted, may be mounted for a snapshot, or is referenced. A committed snapshot alone is no use: it
-    /// needs some layer of this key. The caller must hold the gate.
+    /// needs some layer of this key. The caller must hold the lock of the content.
     pub(crate) fn is_used(&self, key: &LayerKey) -> Result<bool, StoreError> {
         let in_mount = self.db.read("look up the users of a layer", |reader| {
             let mut found = mountable_layers(reader)?.contains(key);
@@ -415,7 +415,7 @@ impl OpenStore {
     }
 
     /// The handle of a layer that waits for a commit.
-    fn fresh(self: &Arc<Self>, layer: UncommittedLayer, hold: ItemReference) -> LayerHandle {
+    fn uncommitted(self: &Arc<Self>, layer: UncommittedLayer, hold: ItemReference) -> LayerHandle {
         let UncommittedLayer { record, written, transfers } = layer;
         let path = self.layout.layer(&record.key);
         let (uncommitted, store) = (AtomicBool::new(true), self.clone());
@@ -423,20 +423,20 @@ impl OpenStore {
         let inner =
             LayerHandleInner { record, path, uncommitted, written, lost, transfers, _hold: hold, store };
         let layer = Arc::new(inner);
-        self.uncommitted_layers.fresh().insert(layer.record.key.clone(), Arc::downgrade(&layer));
+        self.uncommitted_layers.placed().insert(layer.record.key.clone(), Arc::downgrade(&layer));
         LayerHandle(layer)
     }
 
     /// Retains an uncommitted layer if a pull may resume with it, and removes it otherwise.
     fn abandon(&self, layer: &LayerHandleInner) -> io::Result<()> {
-        let _gate = self.gate();
-        let mut fresh = self.uncommitted_layers.fresh();
+        let _guard = self.lock_content();
+        let mut placed = self.uncommitted_layers.placed();
         // Another one may have taken its place.
-        if fresh.get(&layer.record.key).is_none_or(|listed| !std::ptr::eq(listed.as_ptr(), layer)) {
+        if placed.get(&layer.record.key).is_none_or(|listed| !std::ptr::eq(listed.as_ptr(), layer)) {
             return Ok(());
         }
-        fresh.remove(&layer.record.key);
-        drop(fresh);
+        placed.remove(&layer.record.key);
+        drop(placed);
         // A commit that reported an error may have succeeded nevertheless: only the database knows. When it
         // cannot, the next start will.
         let key = layer.record.key.as_str();
@@ -458,11 +458,11 @@ impl OpenStore {
     }
 
     /// Takes layers off the list of those that wait for a commit.
-    pub(super) fn forget_fresh<'a>(&self, layers: impl Iterator<Item = &'a LayerHandle>) {
-        let mut fresh = self.uncommitted_layers.fresh();
+    pub(super) fn note_committed<'a>(&self, layers: impl Iterator<Item = &'a LayerHandle>) {
+        let mut placed = self.uncommitted_layers.placed();
         for layer in layers {
             layer.set_committed();
-            fresh.remove(layer.key());
+            placed.remove(layer.key());
         }
     }
 }

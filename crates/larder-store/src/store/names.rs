@@ -28,7 +28,7 @@ impl OpenStore {
         names: &[String],
         options: &RemoveOptions,
     ) -> Result<Option<StoreRemoval>, StoreError> {
-        let gate = self.gate();
+        let guard = self.lock_content();
         let rest = self.db.write("remove names of an image", |writer| {
             let Some(mut image) = find(writer, image)? else { return Ok(None) };
             let removed: Vec<String> = image.names().filter(|name| names.contains(name)).cloned().collect();
@@ -42,7 +42,7 @@ impl OpenStore {
         })?;
         let Some(image) = rest else { return Ok(None) };
         if image.names().next().is_none() {
-            return self.remove_behind(gate, &ImageName::from(image.id.as_str()), options);
+            return self.remove_locked(guard, &ImageName::from(image.id.as_str()), options);
         }
         self.note_images(std::iter::once(&image));
         Ok(Some(StoreRemoval { image, is_present: true, layers: Vec::new(), freed: DiskSpace::ZERO }))
@@ -50,7 +50,7 @@ impl OpenStore {
 
     fn add_name(&self, id: &Digest, name: &Reference) -> Result<Option<ImageRecord>, StoreError> {
         let name = format!("{}:{}", name.name(), name.tag().unwrap_or(DEFAULT_TAG));
-        let _gate = self.gate();
+        let _guard = self.lock_content();
         let named = self.db.write("add a name to an image", |writer| {
             let found = writer.get::<ImageRecord>(IMAGES, id.as_str())?;
             let Some(mut image) = found.filter(|image| image.complete) else { return Ok(None) };

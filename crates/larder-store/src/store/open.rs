@@ -164,7 +164,7 @@ impl LockedStoreDir {
             config,
             references: Arc::default(),
             uncommitted_layers: super::layers::UncommittedLayers::default(),
-            gate: Mutex::new(()),
+            content: Mutex::new(()),
             writes: Mutex::new(None),
             _lock: lock,
         };

@@ -74,15 +74,15 @@ impl Store {
 impl OpenStore {
     fn remove(&self, image: &ImageName, options: &RemoveOptions) -> Result<Option<StoreRemoval>, StoreError> {
         match &options.names {
-            None => self.remove_behind(self.gate(), image, options),
+            None => self.remove_locked(self.lock_content(), image, options),
             Some(names) => self.remove_names(image, names, options),
         }
     }
 
-    /// Removes an image while `gate` keeps out commits.
-    pub(super) fn remove_behind(
+    /// Removes an image while `guard` keeps out commits.
+    pub(super) fn remove_locked(
         &self,
-        gate: MutexGuard<'_, ()>,
+        guard: MutexGuard<'_, ()>,
         image: &ImageName,
         options: &RemoveOptions,
     ) -> Result<Option<StoreRemoval>, StoreError> {
@@ -106,7 +106,7 @@ impl OpenStore {
         let own = files.chain([self.layout.image(&record.id)]).map(|path| taken(&path)).sum::<DiskSpace>();
         // The image is gone; what cannot be moved now is found by the next sweep or start.
         let moved = self.discard(&self.layout.image(&record.id)).and_then(|()| self.discard_freed(&freed));
-        drop(gate);
+        drop(guard);
         self.trash.kick();
         if let Err(error) = moved {
             tracing::warn!(image = %record.id, %error, "cannot move the removed image's files to the trash");
@@ -123,7 +123,7 @@ impl OpenStore {
         if layers.is_empty() {
             return Ok(DiskSpace::ZERO);
         }
-        let _gate = self.gate();
+        let _guard = self.lock_content();
         let freed = self.db.write(doing, |writer| {
             let needed = ReferencedContent::beside_images(writer, &self.references, |_| true)?;
             let mut freed = FreedContent::default();

@@ -33,7 +33,7 @@ impl OpenStore {
         choose: impl Fn(&UncommittedLayer) -> bool,
         freed: &mut DiskSpace,
     ) -> Result<(), StoreError> {
-        let _gate = self.gate();
+        let _guard = self.lock_content();
         for layer in self.uncommitted_layers.kept.layers_that(choose) {
             self.discard_layer(&layer.key).context("remove a resumable layer")?;
             *freed += layer.usage;

@@ -56,13 +56,13 @@ impl OpenStore {
     /// Records that a source has sent the layer. Durable at once, or with the layer if that waits for a commit.
     pub(super) fn add_transfer(&self, layer: &LayerHandle, source: &BlobSource) -> Result<(), StoreError> {
         // A commit either records it, or has ended.
-        let _gate = self.gate();
+        let _guard = self.lock_content();
         if layer.has_transfer(source) {
             return Ok(());
         }
         let source = std::slice::from_ref(source);
         layer.note_transfers(source);
-        if layer.is_fresh() {
+        if layer.is_uncommitted() {
             return Ok(());
         }
         self.db

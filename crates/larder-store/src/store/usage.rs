@@ -217,7 +217,7 @@ impl Store {
         let doing = "measure the store";
         let layout = &self.0.layout;
         // In this order: what is committed between the two is counted at least once.
-        let fresh = self.0.uncommitted_layers.usage();
+        let uncommitted = self.0.uncommitted_layers.usage();
         let (layers, shared_layers) = self.0.db.read(doing, |reader| {
             let layers = layers(reader)?;
             let mut shared = DiskSpace::default();
@@ -232,7 +232,7 @@ impl Store {
         })?;
         let measured = |path| measure(path).context(doing);
         Ok(StoreUsage {
-            layers: layers.iter().map(|layer| layer.usage).sum::<DiskSpace>() + fresh,
+            layers: layers.iter().map(|layer| layer.usage).sum::<DiskSpace>() + uncommitted,
             shared_layers,
             blobs: measured(&layout.blobs())? + measured(&layout.images())?,
             ingest: measured(&layout.ingests())?,

@@ -279,12 +279,12 @@ impl<'a, F: BufferSource> LayerArchive<'a, F> {
         // Growing by halves keeps the number of looks at the same bytes small.
         let wanted = needed.max(had + had / 2);
         while self.carry.len() < wanted {
-            let fresh = self.plain.fill()?;
-            if fresh.is_empty() {
+            let bytes = self.plain.fill()?;
+            if bytes.is_empty() {
                 break;
             }
-            let taken = fresh.len().min(wanted - self.carry.len());
-            self.carry.extend_from_slice(&fresh[..taken]);
+            let taken = bytes.len().min(wanted - self.carry.len());
+            self.carry.extend_from_slice(&bytes[..taken]);
             self.plain.consume(taken);
         }
         if self.carry.len() >= needed {

@@ -179,12 +179,12 @@ impl<'a, F: BufferSource> TarStream<'a, F> {
             return Err(UnpackError::Canceled);
         }
         self.feed.refill(&mut self.buffer)?;
-        let fresh = &self.buffer.bytes[self.buffer.start..self.buffer.end];
-        self.ended = fresh.is_empty();
-        self.total += fresh.len() as u64;
-        self.counts.add(fresh, self.options.progress.compressed_bytes(), &self.options.limits)?;
-        admit(self.options, DiskSpace { bytes: fresh.len() as u64, inodes: 0 })?;
-        self.hasher.update(fresh);
+        let bytes = &self.buffer.bytes[self.buffer.start..self.buffer.end];
+        self.ended = bytes.is_empty();
+        self.total += bytes.len() as u64;
+        self.counts.add(bytes, self.options.progress.compressed_bytes(), &self.options.limits)?;
+        admit(self.options, DiskSpace { bytes: bytes.len() as u64, inodes: 0 })?;
+        self.hasher.update(bytes);
         self.options.progress.set_plain(self.total);
         Ok(())
     }

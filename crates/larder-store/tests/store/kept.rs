@@ -154,7 +154,7 @@ fn a_kept_layer_is_believed_only_in_the_run_of_the_machine_that_unpacked_it() {
         let store = open_on(&disk);
         let layers = entries(&store.root().join("layers"));
         assert_eq!(layers, if there { vec![key("a").as_str().to_owned()] } else { vec![] }, "{survives:?}");
-        assert_eq!(store.layer(&key("a")).unwrap().is_some_and(|layer| layer.is_fresh()), there);
+        assert_eq!(store.layer(&key("a")).unwrap().is_some_and(|layer| layer.is_uncommitted()), there);
     }
 }
 
