@@ -69,7 +69,7 @@ fn host_of(around: &DockerCliEnvironment<'_>, name: &str, contexts: &Path) -> Re
     };
     let address = meta.endpoints.docker.host;
     if address.is_empty() {
-        return Ok(EngineHost::usual_socket(around));
+        return Ok(EngineHost::default_socket(around));
     }
     let host = EngineHost::parse(&address, false)?;
     let certificates = contexts.join("tls").join(&id).join("docker");
@@ -108,7 +108,7 @@ fn read<T: DeserializeOwned>(around: &DockerCliEnvironment<'_>, path: &Path) -> 
 mod tests {
     use super::*;
 
-    fn usual(set: &[(&str, &str)], files: &[(String, &str)]) -> Result<String, String> {
+    fn resolved(set: &[(&str, &str)], files: &[(String, &str)]) -> Result<String, String> {
         let variable = |name: &str| {
             let found = set.iter().find(|(known, _)| *known == name);
             found.map(|(_, value)| (*value).to_owned()).or_else(|| (name == "HOME").then(|| "/h".to_owned()))
@@ -125,7 +125,7 @@ mod tests {
                 .map(|(_, text)| text.as_bytes().to_vec()))
         };
         let around = DockerCliEnvironment { variable: &variable, is_usable: &is_usable, read: &read };
-        EngineHost::usual(&around).map(|host| host.to_string()).map_err(|error| error.to_string())
+        EngineHost::from_environment(&around).map(|host| host.to_string()).map_err(|error| error.to_string())
     }
 
     fn meta(name: &str) -> String {
@@ -138,17 +138,17 @@ mod tests {
     fn the_chosen_context_names_the_engine_unless_docker_s_variable_does() {
         let config = ("/h/.docker/config.json".to_owned(), r#"{"auths":{},"currentContext":"rootless"}"#);
         let files = [config, (meta("rootless"), HOST)];
-        assert_eq!(usual(&[], &files).as_deref(), Ok("unix:///run/user/1/docker.sock"));
-        assert_eq!(usual(&[("DOCKER_HOST", "unix:///a")], &files).as_deref(), Ok("unix:///a"));
+        assert_eq!(resolved(&[], &files).as_deref(), Ok("unix:///run/user/1/docker.sock"));
+        assert_eq!(resolved(&[("DOCKER_HOST", "unix:///a")], &files).as_deref(), Ok("unix:///a"));
         assert_eq!(
-            usual(&[("DOCKER_CONTEXT", "default")], &files).as_deref(),
+            resolved(&[("DOCKER_CONTEXT", "default")], &files).as_deref(),
             Ok("unix:///var/run/docker.sock")
         );
         assert_eq!(
-            usual(&[("DOCKER_CONTEXT", "rootless")], &files[1..]).as_deref(),
+            resolved(&[("DOCKER_CONTEXT", "rootless")], &files[1..]).as_deref(),
             Ok("unix:///run/user/1/docker.sock")
         );
-        assert_eq!(usual(&[], &[]).as_deref(), Ok("unix:///var/run/docker.sock"));
+        assert_eq!(resolved(&[], &[]).as_deref(), Ok("unix:///var/run/docker.sock"));
     }
 
     #[test]
@@ -157,18 +157,18 @@ mod tests {
         let id = far.0.split('/').nth(5).unwrap();
         let files = [far.clone(), (format!("/h/.docker/contexts/tls/{id}/docker/ca.pem"), "")];
         let chosen = [("DOCKER_CONTEXT", "far")];
-        let error = usual(&chosen, &files).unwrap_err();
+        let error = resolved(&chosen, &files).unwrap_err();
         assert!(error.contains("DOCKER_HOST=tcp://h:2376") && error.contains("/tls/"), "{error}");
         let secret = [far.clone(), (format!("/h/.docker/contexts/tls/{id}/docker/key.pem"), "")];
-        let error = usual(&chosen, &secret).unwrap_err();
+        let error = resolved(&chosen, &secret).unwrap_err();
         assert!(error.contains("DOCKER_TLS_VERIFY=1"), "a file that may not be read is one: {error}");
-        assert_eq!(usual(&chosen, &files[..1]).as_deref(), Ok("tcp://h:2376"));
-        let error = usual(&chosen, &[]).unwrap_err();
+        assert_eq!(resolved(&chosen, &files[..1]).as_deref(), Ok("tcp://h:2376"));
+        let error = resolved(&chosen, &[]).unwrap_err();
         assert!(error.contains("docker context ls"), "{error}");
         let broken = [("/h/.docker/config.json".to_owned(), "{\"auths\": {\"r\": {\"auth\": \"c2VjcmV0\"")];
-        let error = usual(&[], &broken).unwrap_err();
+        let error = resolved(&[], &broken).unwrap_err();
         assert!(error.contains("config.json") && !error.contains("c2VjcmV0"), "{error}");
         let far = [(meta("far"), r#"{"Endpoints":{"docker":{"Host":"ssh://u@h"}}}"#)];
-        assert!(usual(&chosen, &far).unwrap_err().contains("ssh is not supported"));
+        assert!(resolved(&chosen, &far).unwrap_err().contains("ssh is not supported"));
     }
 }

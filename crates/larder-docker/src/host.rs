@@ -10,7 +10,7 @@ use crate::context;
 /// An example of an address, for hints.
 pub(crate) const SOCKET: &str = "docker:///path/to.sock";
 /// The default socket of an engine.
-const USUAL_SOCKET: &str = "/var/run/docker.sock";
+const DEFAULT_SOCKET: &str = "/var/run/docker.sock";
 
 /// The default ports of an engine without and with TLS.
 const PORTS: [u16; 2] = [2375, 2376];
@@ -78,7 +78,7 @@ impl EngineHost {
 
     /// The engine of `docker` without an address: `DOCKER_HOST`, else the selected context, else the default socket, else
     /// that of a rootless engine.
-    pub fn usual(around: &DockerCliEnvironment<'_>) -> Result<EngineHost, HostError> {
+    pub fn from_environment(around: &DockerCliEnvironment<'_>) -> Result<EngineHost, HostError> {
         if let Some(text) = around.set("DOCKER_HOST") {
             let host = EngineHost::parse(&text, around.set("DOCKER_TLS_VERIFY").is_some());
             return host.map_err(|error| match error {
@@ -88,17 +88,17 @@ impl EngineHost {
         }
         match context::chosen(around)? {
             Some(host) => Ok(host),
-            None => Ok(EngineHost::usual_socket(around)),
+            None => Ok(EngineHost::default_socket(around)),
         }
     }
 
-    pub(crate) fn usual_socket(around: &DockerCliEnvironment<'_>) -> EngineHost {
+    pub(crate) fn default_socket(around: &DockerCliEnvironment<'_>) -> EngineHost {
         let rootless = around.set("XDG_RUNTIME_DIR").map(|dir| Path::new(&dir).join("docker.sock"));
-        let usual = PathBuf::from(USUAL_SOCKET);
+        let default = PathBuf::from(DEFAULT_SOCKET);
         let usable = |path: &Path| (around.is_usable)(path);
         EngineHost::Unix(match rootless {
-            Some(rootless) if !usable(&usual) && usable(&rootless) => rootless,
-            _ => usual,
+            Some(rootless) if !usable(&default) && usable(&rootless) => rootless,
+            _ => default,
         })
     }
 
@@ -252,30 +252,33 @@ mod tests {
 
     #[test]
     fn docker_s_variable_is_first_and_an_engine_without_root_last() {
-        let usual = |set: &[(&str, &str)], there: &[&str]| {
+        let resolved = |set: &[(&str, &str)], there: &[&str]| {
             let variable = |name: &str| {
                 set.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
             };
             let is_usable = |path: &Path| there.iter().any(|known| Path::new(known) == path);
             let around =
                 DockerCliEnvironment { variable: &variable, is_usable: &is_usable, read: &|_| Ok(None) };
-            EngineHost::usual(&around).unwrap()
+            EngineHost::from_environment(&around).unwrap()
         };
         let unix = |path: &str| EngineHost::Unix(path.into());
         let runtime_dir = ("XDG_RUNTIME_DIR", "/run/user/1");
-        assert_eq!(usual(&[], &[]), unix(USUAL_SOCKET));
-        assert_eq!(usual(&[runtime_dir], &["/run/user/1/docker.sock"]), unix("/run/user/1/docker.sock"));
-        assert_eq!(usual(&[runtime_dir], &[USUAL_SOCKET, "/run/user/1/docker.sock"]), unix(USUAL_SOCKET));
-        assert_eq!(usual(&[("DOCKER_HOST", "unix:///a.sock"), runtime_dir], &[]), unix("/a.sock"));
+        assert_eq!(resolved(&[], &[]), unix(DEFAULT_SOCKET));
+        assert_eq!(resolved(&[runtime_dir], &["/run/user/1/docker.sock"]), unix("/run/user/1/docker.sock"));
+        assert_eq!(
+            resolved(&[runtime_dir], &[DEFAULT_SOCKET, "/run/user/1/docker.sock"]),
+            unix(DEFAULT_SOCKET)
+        );
+        assert_eq!(resolved(&[("DOCKER_HOST", "unix:///a.sock"), runtime_dir], &[]), unix("/a.sock"));
         let variable = |name: &str| (name == "DOCKER_HOST").then(|| "foo".to_owned());
         let around = DockerCliEnvironment { variable: &variable, is_usable: &|_| true, read: &|_| Ok(None) };
-        let foo = EngineHost::usual(&around).unwrap_err();
+        let foo = EngineHost::from_environment(&around).unwrap_err();
         assert_eq!(
             foo.to_string(),
             "\"foo\" is not an engine address: use unix:///path/to.sock or tcp://host:port"
         );
         let tls = [("DOCKER_HOST", "tcp://h:1"), ("DOCKER_TLS_VERIFY", "1")];
-        assert_eq!(usual(&tls, &[]), EngineHost::Tcp { address: "h:1".into(), tls: true });
-        assert_eq!(usual(&tls[..1], &[]), EngineHost::Tcp { address: "h:1".into(), tls: false });
+        assert_eq!(resolved(&tls, &[]), EngineHost::Tcp { address: "h:1".into(), tls: true });
+        assert_eq!(resolved(&tls[..1], &[]), EngineHost::Tcp { address: "h:1".into(), tls: false });
     }
 }

@@ -30,7 +30,7 @@ pub enum Package {
     Strace,
     /// Checks units, and hands sockets over; no server of it runs.
     Systemd,
-    /// Checks EROFS images.
+    /// Checks EROFS files.
     ErofsUtils,
     /// Serves Docker's API.
     Podman,

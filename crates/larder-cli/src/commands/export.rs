@@ -147,10 +147,8 @@ async fn to_disk_image(
     interrupt: &InterruptHandle,
 ) -> Result<CommandOutcome, Failure> {
     let Output::New { part, .. } = &output else {
-        return Err(Failure::bad_input(format!(
-            "{output}: an EROFS image needs a file, not a stream or a device"
-        ))
-        .hint("write a file with -o FILE"));
+        return Err(Failure::bad_input(format!("{output}: EROFS needs a file, not a stream or a device"))
+            .hint("write a file with -o FILE"));
     };
     let download = begin(session, request).await?;
     let id = download.image_ids().first().and_then(|id| Digest::parse(id).ok());

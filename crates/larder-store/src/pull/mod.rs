@@ -91,7 +91,7 @@ impl Default for StorePullConfig {
             scheduler: Scheduler::for_layers(StorePullConfig::LAYERS_AT_ONCE),
             minimum_rate: MinimumRate::default(),
             reserve: DiskSpace { bytes: 64 << 20, inodes: 1000 },
-            open_files: open_files::usual(),
+            open_files: open_files::default_total(),
             limits: UnpackLimits::default(),
         }
     }

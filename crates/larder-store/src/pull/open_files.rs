@@ -21,7 +21,7 @@ impl OpenFileBudget {
 
 /// Default bound: three quarters of the process's limit, which leaves the rest to connections, the database and the
 /// embedding program.
-pub(super) fn usual() -> usize {
+pub(super) fn default_total() -> usize {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     usize::try_from(limit / 4 * 3).unwrap_or(usize::MAX).min(4096)
 }

@@ -85,7 +85,7 @@ fn host(text: &str, by: &str) -> Result<EngineHost, Error> {
 
 fn parse(text: &str, variable: impl Fn(&str) -> Option<String>) -> Result<EngineHost, HostError> {
     if text == DOCKER {
-        return EngineHost::usual(&DockerCliEnvironment {
+        return EngineHost::from_environment(&DockerCliEnvironment {
             variable: &variable,
             is_usable: &is_usable,
             read: &read,
@@ -105,11 +105,11 @@ fn podman(
     if let Some(text) = variable(PODMAN_HOST) {
         return EngineHost::parse(&text, false);
     }
-    let usual = PathBuf::from("/run/podman/podman.sock");
+    let default = PathBuf::from("/run/podman/podman.sock");
     let own = variable("XDG_RUNTIME_DIR").map(|dir| Path::new(&dir).join("podman/podman.sock"));
     Ok(EngineHost::Unix(match own {
-        Some(own) if is_usable(&own) || !is_usable(&usual) => own,
-        _ => usual,
+        Some(own) if is_usable(&own) || !is_usable(&default) => own,
+        _ => default,
     }))
 }
 

@@ -149,7 +149,7 @@ struct DamagedFile {
     before: Vec<u8>,
 }
 
-/// Damages the topmost layer of an image: a file in it, or the EROFS image that it is.
+/// Damages the topmost layer of an image: a file in it, or the EROFS file that it is.
 fn damage(stage: &mut DemoRunner, registry: &DemoRegistry) -> Result<DamagedFile, Failure> {
     const PLACE: u64 = 8000;
     stage.step("Damage one byte on disk");
