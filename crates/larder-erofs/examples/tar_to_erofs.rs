@@ -13,7 +13,7 @@ use std::path::Path;
 
 use file_scratch::FileScratch;
 use fs_err::File;
-use larder_erofs::{ErofsOptions, ErofsOutput, ErofsWriter};
+use larder_erofs::{ErofsOptions, ErofsOutput, ErofsScratch, ErofsWriter};
 use tar_source::add_archive;
 
 fn main() -> io::Result<()> {
@@ -54,10 +54,8 @@ impl FileOutput {
 }
 
 impl ErofsOutput for FileOutput {
-    type Scratch = FileScratch;
-
-    fn scratch(&mut self) -> io::Result<FileScratch> {
-        FileScratch::new()
+    fn scratch(&mut self) -> io::Result<Box<dyn ErofsScratch>> {
+        Ok(Box::new(FileScratch::new()?))
     }
 
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {

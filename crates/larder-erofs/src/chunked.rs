@@ -70,7 +70,7 @@ impl<T: Copy> ChunkedVec<T> {
 
 impl<T: FileRecord> ChunkedVec<T> {
     /// Writes all values to a file, from an offset on. Returns where they end.
-    pub(crate) fn write(&self, file: &mut impl ErofsScratch, offset: u64) -> io::Result<u64> {
+    pub(crate) fn write(&self, file: &mut dyn ErofsScratch, offset: u64) -> io::Result<u64> {
         let (mut end, mut bytes) = (offset, Vec::with_capacity(T::SIZE << BITS));
         for chunk in &self.chunks {
             bytes.clear();
@@ -85,7 +85,7 @@ impl<T: FileRecord> ChunkedVec<T> {
 
     /// Reads as many values from an offset of a file. Returns where they end, too.
     pub(crate) fn read(
-        file: &mut impl ErofsScratch,
+        file: &mut dyn ErofsScratch,
         offset: u64,
         count: usize,
     ) -> io::Result<(ChunkedVec<T>, u64)> {

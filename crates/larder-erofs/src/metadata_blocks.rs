@@ -19,13 +19,13 @@ struct OpenBlock {
 }
 
 /// All metadata blocks but those of directories.
-pub(crate) struct MetadataBlocks<S> {
+pub(crate) struct MetadataBlocks {
     open: Vec<OpenBlock>,
     /// Numbers and sizes of blocks that were open, and wait in the temporary file.
     parked: Vec<(u32, usize)>,
     /// Blocks so far.
     count: u32,
-    scratch: S,
+    scratch: Box<dyn ErofsScratch>,
     /// Bytes of the temporary file. It has holes where blocks are open.
     written: u64,
 }
@@ -37,8 +37,8 @@ pub(crate) struct LongRecord {
     offset: u64,
 }
 
-impl<S: ErofsScratch> MetadataBlocks<S> {
-    pub(crate) fn new(scratch: S) -> MetadataBlocks<S> {
+impl MetadataBlocks {
+    pub(crate) fn new(scratch: Box<dyn ErofsScratch>) -> MetadataBlocks {
         MetadataBlocks {
             open: Vec::with_capacity(OPEN_BLOCKS),
             parked: Vec::new(),

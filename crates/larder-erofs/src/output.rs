@@ -11,9 +11,6 @@ use crate::format::BLOCK;
 /// [`ErofsWriter::finish`](crate::ErofsWriter::finish) calls [`write_at`](ErofsOutput::write_at), after the last `append`: for
 /// block 0.
 pub trait ErofsOutput {
-    /// A temporary file.
-    type Scratch: ErofsScratch;
-
     /// Adds `bytes` to the end. Pieces may be small: an implementation that makes system calls collects them.
     fn append(&mut self, bytes: &[u8]) -> io::Result<()>;
 
@@ -21,11 +18,11 @@ pub trait ErofsOutput {
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()>;
 
     /// An empty temporary file for what the layer takes at its end, which ends with the returned value.
-    fn scratch(&mut self) -> io::Result<Self::Scratch>;
+    fn scratch(&mut self) -> io::Result<Box<dyn ErofsScratch>>;
 }
 
 /// A temporary file of a layer that is being written.
-pub trait ErofsScratch {
+pub trait ErofsScratch: Send {
     /// Writes bytes at an offset, which may be behind the end: bytes between are zero.
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()>;
 
@@ -37,8 +34,6 @@ pub trait ErofsScratch {
 }
 
 impl<O: ErofsOutput + ?Sized> ErofsOutput for &mut O {
-    type Scratch = O::Scratch;
-
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         (**self).append(bytes)
     }
@@ -47,15 +42,13 @@ impl<O: ErofsOutput + ?Sized> ErofsOutput for &mut O {
         (**self).write_at(offset, bytes)
     }
 
-    fn scratch(&mut self) -> io::Result<O::Scratch> {
+    fn scratch(&mut self) -> io::Result<Box<dyn ErofsScratch>> {
         (**self).scratch()
     }
 }
 
 /// Appends to a vector, which must be empty at first.
 impl ErofsOutput for Vec<u8> {
-    type Scratch = Vec<u8>;
-
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.extend_from_slice(bytes);
         Ok(())
@@ -68,8 +61,8 @@ impl ErofsOutput for Vec<u8> {
         Ok(())
     }
 
-    fn scratch(&mut self) -> io::Result<Vec<u8>> {
-        Ok(Vec::new())
+    fn scratch(&mut self) -> io::Result<Box<dyn ErofsScratch>> {
+        Ok(Box::new(Vec::new()))
     }
 }
 

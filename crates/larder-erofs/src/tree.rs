@@ -181,21 +181,21 @@ impl FileRecord for TreeDirectory {
 }
 
 /// All names.
-pub(crate) struct NameTree<S> {
+pub(crate) struct NameTree {
     nodes: ChunkedVec<TreeNode>,
     directories: ChunkedVec<TreeDirectory>,
-    names: NameArena<S>,
+    names: NameArena,
     index: NodeIndex,
     /// The last attributes of a directory, and their place.
     last_xattrs: (Vec<u8>, u32),
     /// Where the tree waits, and how many nodes, directories and other values are there.
-    parking: S,
+    parking: Box<dyn ErofsScratch>,
     parked: Option<[usize; 3]>,
 }
 
-impl<S: ErofsScratch> NameTree<S> {
+impl NameTree {
     /// A tree of nothing but the root, with a temporary file for names and one for the rest.
-    pub(crate) fn new(names: S, parking: S) -> NameTree<S> {
+    pub(crate) fn new(names: Box<dyn ErofsScratch>, parking: Box<dyn ErofsScratch>) -> NameTree {
         let mut directories = ChunkedVec::new();
         directories.push(TreeDirectory::implicit(NONE, ErofsTime::default()));
         NameTree {
@@ -231,9 +231,9 @@ impl<S: ErofsScratch> NameTree<S> {
 
     /// Moves the tree, and the values that belong to it, to temporary files. Until [`NameTree::unpark`], it is empty.
     pub(crate) fn park<T: FileRecord>(&mut self, values: &mut ChunkedVec<T>) -> io::Result<()> {
-        let end = self.nodes.write(&mut self.parking, 0)?;
-        let end = self.directories.write(&mut self.parking, end)?;
-        values.write(&mut self.parking, end)?;
+        let end = self.nodes.write(&mut *self.parking, 0)?;
+        let end = self.directories.write(&mut *self.parking, end)?;
+        values.write(&mut *self.parking, end)?;
         self.names.park()?;
         self.parked = Some([self.nodes.len(), self.directories.len(), values.len()]);
         (self.nodes, self.directories, self.index) = (ChunkedVec::new(), ChunkedVec::new(), NodeIndex::new());
@@ -248,10 +248,10 @@ impl<S: ErofsScratch> NameTree<S> {
         let Some([nodes, directories, others]) = self.parked.take() else { return Ok(()) };
         self.names.unpark()?;
         let end;
-        (self.nodes, end) = ChunkedVec::read(&mut self.parking, 0, nodes)?;
-        let (directories, end) = ChunkedVec::read(&mut self.parking, end, directories)?;
+        (self.nodes, end) = ChunkedVec::read(&mut *self.parking, 0, nodes)?;
+        let (directories, end) = ChunkedVec::read(&mut *self.parking, end, directories)?;
         self.directories = directories;
-        (*values, _) = ChunkedVec::read(&mut self.parking, end, others)?;
+        (*values, _) = ChunkedVec::read(&mut *self.parking, end, others)?;
         self.parking.close();
         self.index = NodeIndex::with_capacity(nodes);
         let (names, nodes) = (&self.names, &self.nodes);

@@ -67,8 +67,8 @@ pub struct ErofsSummary {
 pub struct ErofsWriter<O: ErofsOutput> {
     to: Appender<O>,
     options: ErofsOptions,
-    tree: NameTree<O::Scratch>,
-    blocks: MetadataBlocks<O::Scratch>,
+    tree: NameTree,
+    blocks: MetadataBlocks,
     /// The file that expects data.
     file: Option<OpenFile>,
     /// Hard links to files that have not come, in the order in which they came.

@@ -9,7 +9,9 @@ use std::fmt::Write as _;
 use std::io;
 
 use file_scratch::FileScratch;
-use larder_erofs::{ErofsEntry, ErofsEntryKind, ErofsOptions, ErofsOutput, ErofsTime, ErofsWriter};
+use larder_erofs::{
+    ErofsEntry, ErofsEntryKind, ErofsOptions, ErofsOutput, ErofsScratch, ErofsTime, ErofsWriter,
+};
 
 const ENTRIES: u32 = 1_000_000;
 const LIMIT: u64 = 64 << 20;
@@ -20,10 +22,8 @@ const LIMIT_WITHOUT_NAMES: u64 = 14 << 20;
 struct NullOutput(u64);
 
 impl ErofsOutput for NullOutput {
-    type Scratch = FileScratch;
-
-    fn scratch(&mut self) -> io::Result<FileScratch> {
-        FileScratch::new()
+    fn scratch(&mut self) -> io::Result<Box<dyn ErofsScratch>> {
+        Ok(Box::new(FileScratch::new()?))
     }
 
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {

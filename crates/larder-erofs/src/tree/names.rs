@@ -22,21 +22,21 @@ const MAX_BYTES: usize = u32::MAX as usize;
 const MAX_TEXT: usize = 1 << 20;
 
 /// Texts by the place where they start.
-pub(super) struct NameArena<S> {
+pub(super) struct NameArena {
     /// Pieces in memory; those before are in the file.
     chunks: Vec<Vec<u8>>,
     spilled_chunks: usize,
     /// Bytes of a piece that is not full, while it waits in the file.
     parked: usize,
-    spilled: RefCell<SpilledNames<S>>,
+    spilled: RefCell<SpilledNames>,
     /// A name of this hash, or [`NONE`].
     recent: Vec<u32>,
     /// Keyed at random, since archives choose the names. It decides where something is in memory, never in the layer.
     hasher: RandomState,
 }
 
-impl<S: ErofsScratch> NameArena<S> {
-    pub(super) fn new(scratch: S) -> NameArena<S> {
+impl NameArena {
+    pub(super) fn new(scratch: Box<dyn ErofsScratch>) -> NameArena {
         NameArena {
             chunks: Vec::new(),
             spilled_chunks: 0,
@@ -142,6 +142,12 @@ impl<S: ErofsScratch> NameArena<S> {
 
     pub(super) fn name(&self, at: u32) -> Cow<'_, [u8]> {
         let at = at as usize;
+        if let Some([length, rest @ ..]) =
+            self.in_memory(at / CHUNK).and_then(|chunk| chunk.get(at % CHUNK..))
+            && let Some(name) = rest.get(..usize::from(*length))
+        {
+            return Cow::Borrowed(name);
+        }
         let length = self.read(at, 1).first().copied().unwrap_or(0);
         self.read(at + 1, length.into())
     }
@@ -164,8 +170,7 @@ impl<S: ErofsScratch> NameArena<S> {
 
     fn read(&self, at: usize, length: usize) -> Cow<'_, [u8]> {
         let (chunk, start) = (at / CHUNK, at % CHUNK);
-        let in_memory = chunk.checked_sub(self.spilled_chunks).and_then(|chunk| self.chunks.get(chunk));
-        if let Some(bytes) = in_memory.and_then(|chunk| chunk.get(start..start + length)) {
+        if let Some(bytes) = self.in_memory(chunk).and_then(|chunk| chunk.get(start..start + length)) {
             return Cow::Borrowed(bytes);
         }
         let mut bytes = vec![0; length];
@@ -174,12 +179,17 @@ impl<S: ErofsScratch> NameArena<S> {
             let (chunk, start) = ((at + done) / CHUNK, (at + done) % CHUNK);
             let part = &mut bytes[done..length.min(done + CHUNK - start)];
             done += part.len();
-            match chunk.checked_sub(self.spilled_chunks).and_then(|chunk| self.chunks.get(chunk)) {
+            match self.in_memory(chunk) {
                 Some(chunk) => part.copy_from_slice(&chunk[start..start + part.len()]),
                 None => self.spilled.borrow_mut().read(part, chunk * CHUNK + start),
             }
         }
         Cow::Owned(bytes)
+    }
+
+    /// The piece of this number, unless it is in the file.
+    fn in_memory(&self, chunk: usize) -> Option<&Vec<u8>> {
+        self.chunks.get(chunk.checked_sub(self.spilled_chunks)?)
     }
 
     fn end(&self) -> usize {
@@ -217,14 +227,14 @@ const PAGE: usize = 4096;
 const PAGES: usize = 256;
 
 /// Texts in the temporary file.
-struct SpilledNames<S> {
-    scratch: S,
+struct SpilledNames {
+    scratch: Box<dyn ErofsScratch>,
     /// Pages that were read, each in the place that its number has among them. Empty until the first one.
     pages: Vec<Option<(usize, Box<[u8; PAGE]>)>>,
     error: Option<io::Error>,
 }
 
-impl<S: ErofsScratch> SpilledNames<S> {
+impl SpilledNames {
     fn read(&mut self, buffer: &mut [u8], at: usize) {
         let mut done = 0;
         while done < buffer.len() {
@@ -263,7 +273,7 @@ mod tests {
 
     #[test]
     fn texts_are_the_same_in_memory_and_in_the_file() {
-        let mut arena = NameArena::new(Vec::new());
+        let mut arena = NameArena::new(Box::new(Vec::new()));
         let name = |at: usize| format!("{at:0>width$}", width = at % 251 + 1).into_bytes();
         let link = |at: usize| vec![b'l'; at % 4095 + 1];
         let places: Vec<_> = (0..2000)
@@ -286,11 +296,11 @@ mod tests {
 
     #[test]
     fn an_error_of_the_file_is_kept() {
-        let mut arena = NameArena::new(Vec::new());
+        let mut arena = NameArena::new(Box::new(Vec::new()));
         let name = arena.add(b"name");
         arena.add_text(&vec![0; 2 * CHUNK]);
         arena.spill().unwrap();
-        arena.spilled.get_mut().scratch.clear();
+        arena.spilled.get_mut().scratch = Box::new(Vec::new());
         assert_eq!(*arena.name(name), []);
         assert_eq!(arena.check().unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
         arena.check().unwrap();

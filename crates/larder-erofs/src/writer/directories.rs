@@ -7,7 +7,6 @@ use std::borrow::Cow;
 
 use crate::error::ErofsError;
 use crate::format::{BLOCK, DIRENT, DataLayout, INODE, Inode, dirent_type, file_type};
-use crate::output::ErofsScratch;
 use crate::tree::{DirId, NameTree, NodeId, NodeKind, TreeDirectory};
 use crate::xattr::{mark_opaque, mark_whiteouts};
 
@@ -19,8 +18,8 @@ const DOT: NodeId = NodeId::MAX;
 const DOT_DOT: NodeId = NodeId::MAX - 1;
 
 /// The live names of all directories, sorted.
-pub(super) struct DirectoryListing<'a, S> {
-    pub(super) tree: &'a NameTree<S>,
+pub(super) struct DirectoryListing<'a> {
+    pub(super) tree: &'a NameTree,
     pub(super) live: Vec<bool>,
     /// Nodes by directory, then by name.
     order: Vec<NodeId>,
@@ -54,8 +53,8 @@ impl InodeNumbers {
     }
 }
 
-impl<'a, S: ErofsScratch> DirectoryListing<'a, S> {
-    pub(super) fn new(tree: &'a NameTree<S>) -> DirectoryListing<'a, S> {
+impl<'a> DirectoryListing<'a> {
+    pub(super) fn new(tree: &'a NameTree) -> DirectoryListing<'a> {
         let live = tree.live_directories();
         let is_listed = |dir: DirId, kind| live[dir as usize] && kind != NodeKind::PendingLink;
         let mut ends = vec![0u32; live.len()];

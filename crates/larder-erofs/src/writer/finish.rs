@@ -9,15 +9,15 @@ use std::iter::Peekable;
 use crate::error::ErofsError;
 use crate::format::{BLOCK, FIRST_SLOT, INODE, NLINK_OFFSET, SLOT, SLOTS_PER_BLOCK, Superblock};
 use crate::metadata_blocks::MetadataBlocks;
-use crate::output::{Appender, ErofsOutput, ErofsScratch, block_address};
+use crate::output::{Appender, ErofsOutput, block_address};
 use crate::tree::{ROOT, TreeNode};
 
 use super::directories::{DirectoryLayout, DirectoryListing, InodeNumbers};
 use super::{ErofsSummary, ErofsWriter};
 
 /// Writes directories.
-struct DirectoryWriter<'a, S> {
-    listing: DirectoryListing<'a, S>,
+struct DirectoryWriter<'a> {
+    listing: DirectoryListing<'a>,
     numbers: InodeNumbers,
     /// First block of all directories' data.
     first_block: u32,
@@ -88,12 +88,9 @@ impl<O: ErofsOutput> ErofsWriter<O> {
     }
 }
 
-impl<'a, S: ErofsScratch> DirectoryWriter<'a, S> {
+impl<'a> DirectoryWriter<'a> {
     /// Places all directories in the metadata, which begins with this block.
-    fn new(
-        listing: DirectoryListing<'a, S>,
-        metadata_block: u32,
-    ) -> Result<DirectoryWriter<'a, S>, ErofsError> {
+    fn new(listing: DirectoryListing<'a>, metadata_block: u32) -> Result<DirectoryWriter<'a>, ErofsError> {
         let mut directories = vec![0; listing.live.len()];
         let (mut cursor, mut data_blocks) = (InodeCursor::new(), 0);
         for (dir, directory) in listing.directories() {
@@ -162,7 +159,7 @@ impl<'a, S: ErofsScratch> DirectoryWriter<'a, S> {
 
 /// Appends all inodes but those of directories, with the number of names of each inode that has several.
 fn write_other_inodes<O: ErofsOutput>(
-    blocks: MetadataBlocks<O::Scratch>,
+    blocks: MetadataBlocks,
     linked_slots: &[u32],
     to: &mut Appender<O>,
 ) -> Result<(), ErofsError> {

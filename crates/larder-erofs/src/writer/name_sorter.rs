@@ -4,23 +4,22 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;
 
-use crate::output::ErofsScratch;
 use crate::tree::{NameTree, NodeId};
 
 /// Bytes of names and of their places that are in memory at a time.
 const RUN: usize = 1 << 20;
 
 /// Sorts nodes by name.
-pub(super) struct NameSorter<'a, S> {
-    tree: &'a NameTree<S>,
+pub(super) struct NameSorter<'a> {
+    tree: &'a NameTree,
     run: usize,
     /// Names of a run, and where the name of each node is.
     names: Vec<u8>,
     keys: Vec<(Range<usize>, NodeId)>,
 }
 
-impl<'a, S: ErofsScratch> NameSorter<'a, S> {
-    pub(super) fn new(tree: &'a NameTree<S>) -> NameSorter<'a, S> {
+impl<'a> NameSorter<'a> {
+    pub(super) fn new(tree: &'a NameTree) -> NameSorter<'a> {
         NameSorter { tree, run: RUN, names: Vec::new(), keys: Vec::new() }
     }
 
@@ -81,7 +80,7 @@ mod tests {
 
     #[test]
     fn runs_are_merged() {
-        let mut tree = NameTree::new(Vec::new(), Vec::new());
+        let mut tree = NameTree::new(Box::new(Vec::new()), Box::new(Vec::new()));
         let names: Vec<_> = (0..5000u32).map(|at| at.wrapping_mul(2_654_435_761).to_string()).collect();
         let nodes = names.iter().map(|name| tree.put(ROOT, name.as_bytes(), NodeKind::File, 0, b""));
         let mut nodes: Vec<NodeId> = nodes.collect();

@@ -91,8 +91,6 @@ impl ErofsScratch for LostScratch {
 struct LostOutput;
 
 impl ErofsOutput for LostOutput {
-    type Scratch = LostScratch;
-
     fn append(&mut self, _bytes: &[u8]) -> io::Result<()> {
         Ok(())
     }
@@ -101,8 +99,8 @@ impl ErofsOutput for LostOutput {
         Ok(())
     }
 
-    fn scratch(&mut self) -> io::Result<LostScratch> {
-        Ok(LostScratch)
+    fn scratch(&mut self) -> io::Result<Box<dyn ErofsScratch>> {
+        Ok(Box::new(LostScratch))
     }
 }
 
@@ -132,10 +130,8 @@ fn errors_of_temporary_files_are_returned() {
 struct FullOutput(usize);
 
 impl ErofsOutput for FullOutput {
-    type Scratch = Vec<u8>;
-
-    fn scratch(&mut self) -> io::Result<Vec<u8>> {
-        Ok(Vec::new())
+    fn scratch(&mut self) -> io::Result<Box<dyn ErofsScratch>> {
+        Ok(Box::new(Vec::new()))
     }
 
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {

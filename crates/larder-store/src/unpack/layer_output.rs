@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use fs_err::os::unix::fs::OpenOptionsExt as _;
-use larder_erofs::ErofsOutput;
+use larder_erofs::{ErofsOutput, ErofsScratch};
 
 use super::options::is_zero;
 use super::scratch_file::ScratchFile;
@@ -153,13 +153,11 @@ impl LayerOutput {
 }
 
 impl ErofsOutput for LayerOutput {
-    type Scratch = ScratchFile;
-
-    fn scratch(&mut self) -> io::Result<ScratchFile> {
+    fn scratch(&mut self) -> io::Result<Box<dyn ErofsScratch>> {
         self.scratch_files += 1;
         let mut path = self.path.clone().into_os_string();
         path.push(format!(".scratch{}", self.scratch_files));
-        Ok(ScratchFile::new(path.into(), self.reserve.clone()))
+        Ok(Box::new(ScratchFile::new(path.into(), self.reserve.clone())))
     }
 
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
