@@ -3,13 +3,14 @@
 //! A pull that fails or is canceled still has tasks and threads running, which notice it at their next step. Until then
 //! they keep files open and unpack into directories that no pull will use; on a full disk, the next pull needs that space.
 //! A failed pull therefore reports its error after they have ended. A dropped pull cannot wait: the pull that needs the
-//! space waits for its workers instead ([`AbandonedPulls`]).
+//! space waits for its workers instead ([`AbandonedPulls`]). Each of these waits may be dropped as well, so a pull leaves
+//! that list only after its workers have ended.
 
 use std::panic::resume_unwind;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tokio::sync::{Mutex as AsyncMutex, mpsc};
+use tokio::sync::watch;
 use tokio::task::{JoinError, JoinHandle};
 use tracing::{Instrument as _, Span};
 
@@ -19,7 +20,7 @@ use crate::unpack::{ImageByteCounts, WriteBehind};
 /// The workers of one pull.
 pub(super) struct PullTasks {
     worker: PullTaskHandle,
-    ended: Option<PullTasksDone>,
+    ended: PullTasksDone,
     abandoned: AbandonedPulls,
 }
 
@@ -28,27 +29,28 @@ pub(super) struct PullTasks {
 pub(super) struct PullTaskHandle {
     write_behind: WriteBehind,
     image_bytes: Arc<ImageByteCounts>,
-    /// Nothing is sent: the receiver is notified when the last sender is dropped.
-    _alive: mpsc::Sender<()>,
+    /// Nothing is sent: the receivers are notified when the last sender is dropped.
+    _alive: watch::Sender<()>,
 }
 
-/// Waits for the workers of a pull.
+/// Waits for the workers of a pull. Clones wait for the same ones.
+#[derive(Clone)]
 struct PullTasksDone {
-    alive: mpsc::Receiver<()>,
+    alive: watch::Receiver<()>,
     write_behind: WriteBehind,
 }
 
-/// Workers of pulls that were dropped. Clones share the list.
+/// Pulls that have ended or were dropped, and may still have workers. Clones share the list.
 #[derive(Clone, Default)]
-pub(super) struct AbandonedPulls(Arc<Mutex<Vec<PullTasksDone>>>, Arc<AsyncMutex<()>>);
+pub(super) struct AbandonedPulls(Arc<Mutex<Vec<PullTasksDone>>>);
 
 impl PullTasks {
-    /// A pull without workers. If the pull is dropped, its remaining workers are added to `abandoned`.
+    /// A pull without workers. When the pull ends or is dropped, its remaining workers are added to `abandoned`.
     pub(super) fn new(write_behind: WriteBehind, abandoned: &AbandonedPulls) -> PullTasks {
-        let (sender, alive) = mpsc::channel(1);
+        let (sender, alive) = watch::channel(());
         let ended = PullTasksDone { alive, write_behind: write_behind.clone() };
         let worker = PullTaskHandle { write_behind, image_bytes: Arc::default(), _alive: sender };
-        PullTasks { worker, ended: Some(ended), abandoned: abandoned.clone() }
+        PullTasks { worker, ended, abandoned: abandoned.clone() }
     }
 
     pub(super) fn worker(&self) -> PullTaskHandle {
@@ -56,21 +58,17 @@ impl PullTasks {
     }
 
     /// Waits until all workers have ended, after the tasks were stopped.
-    pub(super) async fn end(mut self) {
-        let ended = self.ended.take();
+    pub(super) async fn end(self) {
+        let ended = self.ended.clone();
         drop(self);
-        if let Some(ended) = ended {
-            ended.wait().await;
-        }
+        ended.wait().await;
     }
 }
 
 impl Drop for PullTasks {
     fn drop(&mut self) {
         self.worker.write_behind.cancel();
-        if let Some(ended) = self.ended.take() {
-            self.abandoned.add(ended);
-        }
+        self.abandoned.add(self.ended.clone());
     }
 }
 
@@ -126,13 +124,13 @@ impl<T> Drop for PullTask<T> {
 
 impl PullTasksDone {
     async fn wait(mut self) {
-        while self.alive.recv().await.is_some() {}
+        let _no_sender = self.alive.changed().await;
         // How the pull ended is known: what else the disk says is of no interest.
         let _ = blocking(move || self.write_behind.finish()).await;
     }
 
     fn is_over(&self) -> bool {
-        self.alive.is_closed()
+        self.alive.has_changed().is_err() && !self.write_behind.is_syncing()
     }
 }
 
@@ -143,11 +141,13 @@ impl AbandonedPulls {
         list.push(ended);
     }
 
-    /// Waits until all of them have ended.
+    /// Waits until all workers have ended of the pulls that are in the list now.
     pub(super) async fn wait(&self) {
-        // Another caller may wait for those that it took off the list.
-        let _waiting = self.1.lock().await;
-        let list = std::mem::take(&mut *self.0.lock());
+        let list = {
+            let mut list = self.0.lock();
+            list.retain(|ended| !ended.is_over());
+            list.clone()
+        };
         for ended in list {
             ended.wait().await;
         }
@@ -217,6 +217,42 @@ mod tests {
         assert!((&mut waiting).now_or_never().is_none());
         drop(worker);
         waiting.await;
+    }
+
+    #[tokio::test]
+    async fn workers_of_a_dropped_pull_are_waited_for_after_a_waiter_is_dropped() {
+        let abandoned = AbandonedPulls::default();
+        let [(pull, first), (other, second)] = [(); 2].map(|()| {
+            let workers = PullTasks::new(BackgroundSyncer::new(1).begin(), &abandoned);
+            let worker = workers.worker();
+            (workers, worker)
+        });
+        drop((pull, other));
+        let canceled = pin!(abandoned.wait()).now_or_never();
+        assert!(canceled.is_none());
+        let (mut waiting, mut also) = (pin!(abandoned.wait()), pin!(abandoned.wait()));
+        assert!((&mut waiting).now_or_never().is_none() && (&mut also).now_or_never().is_none());
+        drop(first);
+        assert!((&mut waiting).now_or_never().is_none(), "the second pull has a worker");
+        drop(second);
+        waiting.await;
+        also.await;
+    }
+
+    #[tokio::test]
+    async fn workers_of_a_pull_that_is_dropped_while_it_ends_are_waited_for() {
+        let abandoned = AbandonedPulls::default();
+        let workers = PullTasks::new(BackgroundSyncer::new(1).begin(), &abandoned);
+        let worker = workers.worker();
+        let canceled = pin!(workers.end()).now_or_never();
+        assert!(canceled.is_none());
+        let mut waiting = pin!(abandoned.wait());
+        assert!((&mut waiting).now_or_never().is_none(), "the worker is at work");
+        drop(worker);
+        waiting.await;
+        let next = PullTasks::new(BackgroundSyncer::new(1).begin(), &abandoned);
+        drop(next);
+        assert_eq!(abandoned.0.lock().len(), 1, "a pull without workers leaves the list");
     }
 
     #[tokio::test]

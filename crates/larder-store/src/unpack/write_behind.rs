@@ -106,6 +106,11 @@ impl WriteBehind {
         state.waiting.retain(|(part, _)| !Arc::ptr_eq(part, &self.part));
     }
 
+    /// Whether one of its files is being synced.
+    pub fn is_syncing(&self) -> bool {
+        self.queue.state().at.as_ref().is_some_and(|part| Arc::ptr_eq(part, &self.part))
+    }
+
     /// Ends this pull's part: none of its files is open here any more. Blocks until the file that is being synced is
     /// done, if it is one of them. Returns the first error that the disk gave.
     pub fn finish(&self) -> io::Result<()> {
@@ -218,6 +223,7 @@ mod tests {
         }
         assert!(finished.recv_timeout(Duration::from_millis(50)).is_err(), "a file of its is still synced");
         assert!(is_open(&at) && is_open(&of_other));
+        assert!(ours.is_syncing() && !other.is_syncing());
         drop(at);
         finished.recv().unwrap().unwrap();
         assert!(is_open(&of_other), "another pull's file is nothing to wait for");
