@@ -8,6 +8,7 @@ pub mod fake_backend;
 pub mod fault_registry;
 mod free_address;
 pub mod kube_api;
+pub mod one_worker;
 pub mod private_state;
 
 pub use free_address::free_address;

@@ -7,7 +7,8 @@ use std::panic::resume_unwind;
 use std::process;
 use std::thread::{self, Builder, JoinHandle};
 
-use tokio::task::spawn_blocking;
+use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::task::{block_in_place, spawn_blocking};
 
 /// Runs the work on a blocking thread.
 pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
@@ -19,6 +20,13 @@ pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send 
             Err(_) => future::pending().await,
         },
     }
+}
+
+/// Runs blocking work on this thread where it cannot be awaited, such as in a drop. If the thread runs tasks, another one takes
+/// over the other tasks first, unless the runtime has but one thread.
+pub fn in_place<T>(work: impl FnOnce() -> T) -> T {
+    let flavor = Handle::try_current().map(|runtime| runtime.runtime_flavor());
+    if matches!(flavor, Ok(RuntimeFlavor::MultiThread)) { block_in_place(work) } else { work() }
 }
 
 /// Starts the thread that owns a piece of state. A panic on it ends the process: a request that panics is an error of that

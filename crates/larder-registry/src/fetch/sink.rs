@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use larder::threads::in_place;
 use parking_lot::RwLock;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -37,7 +38,8 @@ impl ClosableSink {
 
     /// Waits for writes in progress, each a part of a batch; nothing is written after it.
     pub(super) fn close(&self) {
-        *self.open.write() = false;
+        // A write may sync the disk, and the fetch is dropped on a thread that runs other tasks.
+        in_place(|| *self.open.write() = false);
     }
 
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
@@ -103,5 +105,44 @@ impl RangeWriter {
             None => Ok(Vec::new()),
             Some(writing) => writing.await.map_err(io::Error::other)?,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use larder_testkit::one_worker::OneWorker;
+    use parking_lot::Mutex;
+
+    use super::*;
+
+    /// Reports each write, and ends it when it is told to.
+    struct SlowSink(Sender<()>, Mutex<Receiver<()>>);
+
+    impl BlobSink for SlowSink {
+        fn write_at(&self, _: u64, _: &[u8]) -> io::Result<()> {
+            let _ = self.0.send(());
+            let _ = self.1.lock().recv();
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_dropped_fetch_that_waits_for_a_write_stops_no_other_task() {
+        let ((begun, writing), (go_on, ends)) = (channel(), channel());
+        let sink = Arc::new(ClosableSink::new(Arc::new(SlowSink(begun, Mutex::new(ends)))));
+        let writer = Arc::clone(&sink);
+        let written = std::thread::spawn(move || writer.write_at(0, b"bytes"));
+        writing.recv().unwrap();
+        let worker = OneWorker::new();
+        let closing = Arc::clone(&sink);
+        let closed = worker.spawn(async move { closing.close() });
+        let runs_others = worker.runs_tasks();
+        drop(go_on);
+        written.join().unwrap().unwrap();
+        worker.join(closed);
+        assert!(runs_others);
+        assert!(sink.write_at(0, b"more").is_err());
     }
 }
