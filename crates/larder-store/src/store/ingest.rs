@@ -41,10 +41,12 @@ struct IngestInner {
     digest: Digest,
     size: u64,
     dir: PathBuf,
-    /// `None` while it is closed.
+    /// `None` while it is closed. Like `state` never locked while the disk is waited for: tasks lock both.
     data: Mutex<Option<Arc<dyn DiskFile>>>,
     boot: String,
     state: Mutex<IngestExtents>,
+    /// Held while the note is written, or the directory removed. Locked before `state`.
+    noting: Mutex<()>,
     /// Bytes were written, or the fetch was stopped.
     changed: Condvar,
     _hold: ItemReference,
@@ -99,6 +101,7 @@ impl Store {
             data: Mutex::new(Some(data)),
             boot,
             state: Mutex::new(state),
+            noting: Mutex::default(),
             changed: Condvar::new(),
             _hold: hold,
         };
@@ -219,8 +222,10 @@ impl IngestFile {
     /// Removes the file: its layer is unpacked.
     pub fn discard(&self) -> Result<(), StoreError> {
         let data = self.0.data();
+        let noting = self.0.noting.lock();
         self.0.state().discarded = true;
         self.0.store.discard(&self.0.dir).context("remove a fetched blob")?;
+        drop(noting);
         // Now, not when the trash comes to it: else the sync of a commit may write all of it to the disk.
         if let Err(error) = data.and_then(|data| data.set_len(0)) {
             tracing::debug!(digest = %self.0.digest, %error, "cannot truncate a removed blob; its deletion frees the space");
@@ -255,12 +260,11 @@ impl IngestInner {
     }
 
     fn data(&self) -> io::Result<Arc<dyn DiskFile>> {
-        let mut open = self.open_file();
-        if let Some(data) = &*open {
+        if let Some(data) = &*self.open_file() {
             return Ok(data.clone());
         }
         let data = self.store.disk.open(&self.dir.join(DATA), FileOpenMode::Existing)?;
-        Ok(open.insert(data).clone())
+        Ok(self.open_file().get_or_insert(data).clone())
     }
 
     /// Syncs written bytes if the last sync is old enough; returns whether it did.
@@ -283,20 +287,19 @@ impl IngestInner {
 
     /// Writes down what is there, durably on demand. Writers may come here together; the last one writes the most.
     fn note(&self, durably: bool) -> io::Result<()> {
-        let mut state = self.state();
-        if state.discarded {
-            return Ok(());
-        }
-        let noted = SavedExtents {
-            boot: self.boot.clone(),
-            size: self.size,
-            durable: state.durable.clone(),
-            present: state.present.clone(),
+        // Or an older note could replace a newer one.
+        let _noting = self.noting.lock();
+        let (noted, unnoted) = {
+            let state = self.state();
+            if state.discarded {
+                return Ok(());
+            }
+            let (durable, present) = (state.durable.clone(), state.present.clone());
+            (SavedExtents { boot: self.boot.clone(), size: self.size, durable, present }, state.unnoted)
         };
-        // Under the lock, or an older note could replace a newer one.
         let (disk, text) = (&*self.store.disk, serde_json::to_vec(&noted)?);
         replace(disk, &self.dir.join("extents.new"), &self.dir.join(EXTENTS), &text)?;
-        state.unnoted = 0;
+        self.state().unnoted -= unnoted;
         if durably {
             disk.open(&self.dir.join(EXTENTS), FileOpenMode::Existing)?.sync_data()?;
             disk.sync_dir(&self.dir)?;

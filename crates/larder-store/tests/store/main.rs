@@ -23,5 +23,7 @@ mod lowers;
 mod model;
 mod mounting;
 mod opening;
+mod recording_disk;
 mod removal;
 mod snapshots;
+mod stalls;

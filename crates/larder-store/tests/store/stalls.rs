@@ -1,0 +1,49 @@
+//! A disk that hangs stops no task but those that wait for it.
+
+use std::sync::Arc;
+
+use larder_store::store::Store;
+use larder_testkit::one_worker::OneWorker;
+
+use crate::help::*;
+use crate::recording_disk::RecordingDisk;
+
+/// A store on a disk of which a step may wait.
+struct StallingStore {
+    worker: OneWorker,
+    disk: RecordingDisk,
+    store: Store,
+    _dir: tempfile::TempDir,
+}
+
+impl StallingStore {
+    fn new() -> StallingStore {
+        let (dir, disk) = (tempfile::tempdir().unwrap(), RecordingDisk::default());
+        let store = Store::open_on(Arc::new(disk.clone()), &dir.path().join("store"), config()).unwrap();
+        StallingStore { worker: OneWorker::new(), disk, store, _dir: dir }
+    }
+}
+
+#[test]
+fn a_download_whose_note_is_written_stops_no_task() {
+    let world = StallingStore::new();
+    let download = world.store.ingest(&digest("blob"), 4 << 20).unwrap();
+    for step in ["open extents", "rename extents", "sync_data"] {
+        let stall = world.disk.stall(step);
+        let writer = download.clone();
+        let noted = std::thread::spawn(move || writer.forget());
+        stall.wait();
+        let file = download.clone();
+        let used = world.worker.spawn(async move {
+            file.stop(std::io::ErrorKind::ConnectionAborted, "the pull was canceled");
+            file.resume();
+            file.close();
+            file.present()
+        });
+        let runs = world.worker.runs_tasks();
+        drop(stall);
+        noted.join().unwrap().unwrap();
+        assert_eq!(world.worker.join(used), []);
+        assert!(runs, "{step}");
+    }
+}
