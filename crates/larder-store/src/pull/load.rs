@@ -59,8 +59,6 @@ impl StorePuller {
         let import = Arc::new(read?);
         let left_out = import.left_out.clone();
         let images = self.load_images(&import).await;
-        // Dropping the import may remove unused layers and spooled files: blocking disk work.
-        blocking(move || drop(import)).await?;
         Ok(LoadOutcome { images: images?, left_out })
     }
 

@@ -7,6 +7,7 @@
 //! are in the file, and after a power loss those recorded as durable are. The reader verifies digests.
 
 use larder::reference::Digest;
+use larder::threads::in_place;
 use larder_registry::ByteRanges;
 use std::io;
 use std::ops::Range;
@@ -312,7 +313,7 @@ impl IngestInner {
 impl Drop for IngestInner {
     fn drop(&mut self) {
         if self.state().unnoted > 0
-            && let Err(error) = self.note(false)
+            && let Err(error) = in_place(|| self.note(false))
         {
             tracing::debug!(digest = %self.digest, %error, "cannot save the progress of a blob; a resume fetches more bytes");
         }

@@ -11,6 +11,7 @@ use std::sync::{Arc, Weak};
 
 use larder::backend::MinimumRate;
 use larder::reference::Digest;
+use larder::threads::in_place;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
@@ -133,7 +134,7 @@ impl LayerHandleInner {
 impl Drop for LayerHandleInner {
     fn drop(&mut self) {
         if self.uncommitted.load(Ordering::Acquire)
-            && let Err(error) = self.store.abandon(self)
+            && let Err(error) = in_place(|| self.store.abandon(self))
         {
             tracing::warn!(layer = %self.record.key, %error, "cannot remove an unused layer");
         }
@@ -271,7 +272,7 @@ impl Drop for LayerStaging {
     fn drop(&mut self) {
         if !self.finished {
             // If this fails it is cleaned when the store is opened.
-            let _ = self.store.discard(&self.dir);
+            let _ = in_place(|| self.store.discard(&self.dir));
             self.store.trash.kick();
         }
     }

@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 
 use fs_err::os::unix::fs::OpenOptionsExt as _;
+use larder::threads::in_place;
 use larder_erofs::ErofsScratch;
 
 use crate::disk::{DiskSpace, SpaceReserve};
@@ -67,7 +68,7 @@ impl Drop for ScratchFile {
     fn drop(&mut self) {
         if self.exists {
             // The next start removes what is left: it is in the directory of an unfinished layer.
-            let _ = fs_err::remove_file(&self.path);
+            let _ = in_place(|| fs_err::remove_file(&self.path));
         }
     }
 }

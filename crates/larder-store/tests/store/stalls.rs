@@ -22,6 +22,29 @@ impl StallingStore {
         let store = Store::open_on(Arc::new(disk.clone()), &dir.path().join("store"), config()).unwrap();
         StallingStore { worker: OneWorker::new(), disk, store, _dir: dir }
     }
+
+    /// Drops a part of a pull in a task, and returns true if other tasks run while this step of it waits.
+    fn runs_others_while_dropping<T: Send + 'static>(&self, dropped: T, step: &'static str) -> bool {
+        let stall = self.disk.stall(step);
+        let task = self.worker.spawn(async move { drop(dropped) });
+        stall.wait();
+        let runs_others = self.worker.runs_tasks();
+        drop(stall);
+        self.worker.join(task);
+        runs_others
+    }
+}
+
+#[test]
+fn parts_of_a_dropped_pull_stop_no_other_task() {
+    let world = StallingStore::new();
+    let layer = layer(&world.store, "a");
+    assert!(world.runs_others_while_dropping(layer, "rename"), "an uncommitted layer");
+    let staging = world.store.begin_layer().unwrap();
+    assert!(world.runs_others_while_dropping(staging, "rename"), "a partially unpacked layer");
+    let download = world.store.ingest(&digest("blob"), 100).unwrap();
+    download.write_at(b"0123456789", 0).unwrap();
+    assert!(world.runs_others_while_dropping(download, "rename extents"), "a download");
 }
 
 #[test]

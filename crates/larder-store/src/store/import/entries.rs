@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use flate2::read::MultiGzDecoder;
 use larder::reference::Digest;
+use larder::threads::in_place;
 use parking_lot::Mutex;
 
 use super::archive::{MAX_ENTRIES, TarEntry, TarEntryKind, TarScanner, normalize_entry_name};
@@ -76,7 +77,7 @@ impl Drop for LayerReferences {
             return;
         }
         self.layers.clear();
-        if let Err(error) = self.store.0.sweep() {
+        if let Err(error) = in_place(|| self.store.0.sweep()) {
             tracing::warn!(%error, "cannot remove the layers of an import");
         }
     }

@@ -3,6 +3,8 @@
 use std::io::{Read, Write as _};
 use std::path::PathBuf;
 
+use larder::threads::in_place;
+
 use super::archive::TarScanner;
 use super::error::ImportError;
 use crate::disk::DiskSpace;
@@ -69,7 +71,7 @@ impl Spool {
 impl Drop for Spool {
     fn drop(&mut self) {
         // If this fails it is cleaned when the store is opened.
-        let _ = self.store.0.discard(&self.dir);
+        let _ = in_place(|| self.store.0.discard(&self.dir));
         self.store.0.trash.kick();
     }
 }
