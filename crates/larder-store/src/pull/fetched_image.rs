@@ -11,7 +11,7 @@ use larder::reference::{Digest, Reference};
 use tokio::time::{self, Instant};
 
 use super::pull_progress::PullProgress;
-use super::pull_tasks::{PullTasks, blocking};
+use super::pull_tasks::PullTasks;
 use super::{AcquiredImage, PullError, StorePuller};
 use crate::store::{LayerKey, LeaseRecord, LeaseResources};
 
@@ -87,7 +87,7 @@ impl StorePuller {
             store.commit_layers(&layers, Some(&lease))?;
             store.end_lease(&lease_of_pull)
         };
-        blocking(commit).await??;
+        workers.worker().blocking(commit).await??;
         Ok(fetched)
     }
 }

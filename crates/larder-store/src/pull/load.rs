@@ -98,7 +98,8 @@ impl StorePuller {
         };
         let (tags, digests) = names_of(&commit);
         let store = self.store.clone();
-        let committed = blocking(move || store.commit(&commit, SystemTime::now())).await??;
+        // A worker of the load: if the caller gives up now, the image may still appear.
+        let committed = workers.worker().blocking(move || store.commit(&commit, SystemTime::now())).await??;
         Ok(LoadedImage { image: committed, tags, digests, bare_tags: image.bare_tags.clone() })
     }
 }

@@ -2,10 +2,14 @@
 
 use std::sync::Arc;
 
+use futures_util::FutureExt as _;
+use larder_registry::{RegistryClient, RegistryConfig};
+use larder_store::pull::{StorePullConfig, StorePuller};
 use larder_store::store::Store;
 use larder_testkit::one_worker::OneWorker;
 
 use crate::help::*;
+use crate::imports::{layout, stream, tar_of};
 use crate::recording_disk::RecordingDisk;
 
 /// A store on a disk of which a step may wait.
@@ -69,4 +73,27 @@ fn a_download_whose_note_is_written_stops_no_task() {
         assert_eq!(world.worker.join(used), []);
         assert!(runs, "{step}");
     }
+}
+
+#[test]
+fn the_commit_of_a_dropped_load_is_waited_for() {
+    let world = StallingStore::new();
+    let client = RegistryClient::new(RegistryConfig::default());
+    let puller = StorePuller::new(world.store.clone(), client, StorePullConfig::default());
+    let archive = tar_of(&layout("example.com/app:1", &["a"]));
+    let stall = world.disk.stall("create_dir sha256");
+    let loading = puller.clone();
+    let load = world.worker.spawn(async move { loading.load(stream(archive), None).await });
+    stall.wait();
+    load.abort();
+    let is_settled = world.worker.spawn(async move {
+        let _canceled = load.await;
+        let mut settled = Box::pin(puller.settle());
+        let is_settled = (&mut settled).now_or_never().is_some();
+        drop(stall);
+        settled.await;
+        is_settled
+    });
+    assert!(!world.worker.join(is_settled), "the image may still become present");
+    assert_eq!(tags(&world.store), ["example.com/app:1"]);
 }
