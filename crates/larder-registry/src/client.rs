@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use larder::credentials::Credential;
 use larder::reference::Reference;
+use larder::threads::in_place;
 use parking_lot::Mutex;
 use reqwest::header::HeaderMap;
 use tokio::time::Instant;
@@ -105,7 +106,9 @@ impl RegistryClient {
 impl RegistryClientInner {
     /// The hosts of a registry as configured now; `about` is the repository named in errors.
     pub(crate) fn hosts(&self, registry: &str, about: &str) -> Result<Vec<RegistryHost>, FetchError> {
-        hosts_of(registry, &self.config, &|unknown| self.report(unknown)).map_err(|error| FetchError {
+        // Files of the disk are read, and a session is opened by tasks.
+        let hosts = in_place(|| hosts_of(registry, &self.config, &|unknown| self.report(unknown)));
+        hosts.map_err(|error| FetchError {
             repository: about.to_owned(),
             target: FetchTarget::Hosts,
             host: String::new(),

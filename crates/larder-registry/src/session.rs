@@ -12,6 +12,7 @@ use bytes::Bytes;
 use larder::credentials::{Credential, CredentialLocation};
 use larder::reference::{DEFAULT_TAG, Digest, Reference};
 use larder::retry::{RetryAdvice, retry};
+use larder::threads::in_place;
 use reqwest::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue, RANGE};
 use reqwest::{Method, Response, StatusCode, Url};
 use tokio::time::Instant;
@@ -401,7 +402,7 @@ impl RepositorySession {
         FetchContext {
             earlier,
             credential: self.credential.clone().filter(|_| gets_credential),
-            hosts: Some(HostsConfig::of(self.image.registry(), &self.shared.config)),
+            hosts: Some(in_place(|| HostsConfig::of(self.image.registry(), &self.shared.config))),
             plain_http: asked.is_some_and(|link| link.host.is_registry && link.host.base.scheme() == "http"),
             nearest_tags: Vec::new(),
         }

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use futures_util::FutureExt as _;
+use larder::backend::ProgressReporter;
+use larder::reference::Reference;
 use larder_registry::{RegistryClient, RegistryConfig};
 use larder_store::pull::{StorePullConfig, StorePuller};
 use larder_store::store::Store;
@@ -96,4 +98,26 @@ fn the_commit_of_a_dropped_load_is_waited_for() {
     });
     assert!(!world.worker.join(is_settled), "the image may still become present");
     assert_eq!(tags(&world.store), ["example.com/app:1"]);
+}
+
+#[test]
+fn a_pull_that_reads_the_settings_of_a_registry_stops_no_other_task() {
+    let world = StallingStore::new();
+    let certs = tempfile::tempdir().unwrap();
+    let dir = certs.path().join("reg.example");
+    fs_err::create_dir(&dir).unwrap();
+    // Opening a pipe waits for the other end.
+    let file = dir.join("hosts.toml");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &file, rustix::fs::Mode::from_raw_mode(0o600)).unwrap();
+    let config = RegistryConfig { config_dirs: vec![certs.path().to_owned()], ..RegistryConfig::default() };
+    let puller =
+        StorePuller::new(world.store.clone(), RegistryClient::new(config), StorePullConfig::default());
+    let pull = world.worker.spawn(async move {
+        let name = Reference::parse("reg.example/app:1").unwrap();
+        puller.pull(&name, None, &ProgressReporter::unwatched()).await
+    });
+    let runs_others = world.worker.runs_tasks();
+    fs_err::write(&file, "no TOML").unwrap();
+    let error = world.worker.join(pull).expect_err("the settings are invalid");
+    assert!(runs_others && error.to_string().contains("hosts.toml"), "{error}");
 }
