@@ -246,7 +246,8 @@ impl ImagePuller {
         }
     }
 
-    /// Waits for a slot, passes the throttle, pulls, and queries the size while it holds the slot.
+    /// Waits for a slot, passes the throttle, pulls, and queries the size while it holds the slot. It holds none while room is
+    /// made for it.
     async fn pull(
         &self,
         job: &PullJob,
@@ -272,29 +273,31 @@ impl ImagePuller {
                 () = self.gives_way(slot.as_ref(), entry) => None,
             };
             duration += start.elapsed();
-            if let Some((mut pulled, size_bytes)) = outcome {
-                if let (Err(error), Some(room)) = (&pulled, room)
-                    && let Some(bytes) = room::missing_bytes(error)
-                {
-                    entry.set(PullPhase::Queued, Some("garbage collection that makes room for it"));
-                    let outcome = if rounds_left > 0 {
-                        room.make_room(bytes).await
-                    } else {
-                        RoomOutcome::NotEnough { reclaimable: None }
-                    };
-                    if outcome == RoomOutcome::Made {
-                        rounds_left -= 1;
-                        continue;
+            if let Some((pulled, size_bytes)) = outcome {
+                let lacking = pulled.as_ref().err().and_then(room::missing_bytes);
+                let Some((room, bytes)) = room.zip(lacking) else {
+                    if let (Ok(_), Some(slot)) = (&pulled, &slot) {
+                        slot.set_slow(false);
                     }
-                    pulled = pulled.map_err(|error| room::without_room(error, outcome));
+                    return PullOutcome { pulled, size_bytes, duration, warnings: entry.warnings() };
+                };
+                // A round lasts as long as its removals, and others may need no room.
+                drop(slot);
+                entry.set(PullPhase::Queued, Some("garbage collection that makes room for it"));
+                let outcome = if rounds_left > 0 {
+                    room.make_room(bytes).await
+                } else {
+                    RoomOutcome::NotEnough { reclaimable: None }
+                };
+                if outcome != RoomOutcome::Made {
+                    let pulled = pulled.map_err(|error| room::without_room(error, outcome));
+                    return PullOutcome { pulled, size_bytes, duration, warnings: entry.warnings() };
                 }
-                if let (Ok(_), Some(slot)) = (&pulled, &slot) {
-                    slot.set_slow(false);
-                }
-                return PullOutcome { pulled, size_bytes, duration, warnings: entry.warnings() };
+                rounds_left -= 1;
+            } else {
+                tracing::info!("gives its pull slot to another pull, and continues after it");
+                drop(slot);
             }
-            tracing::info!("gives its pull slot to another pull, and continues after it");
-            drop(slot);
             slot = self.acquire_slot(job, entry).instrument(wait("queue")).await;
         }
     }

@@ -1,15 +1,17 @@
 //! Room for pulls that were refused for lack of space.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::FutureExt as _;
 use larder::backend::{BackendError, CallErrorKind};
 use larder::gc::{ActivityKind, GcPolicy, ImageActivity, UnixMillis};
 use larder::pod::Pod;
 use larder::pull::RoomOutcome::Made;
-use larder::pull::{EnsureRequest, ImageManager, PullPolicy, RoomMaker, RoomOutcome};
+use larder::pull::{EnsureRequest, ImageManager, PullConfig, PullPolicy, RoomMaker, RoomOutcome};
 use larder::retention::{LeasePurpose, RemovalGate};
 use larder_testkit::fake_backend::{FakeBackend, ScriptedPull};
 
@@ -135,18 +137,20 @@ impl RoomMaker for CountedRoom {
     }
 }
 
+/// A pull that lacks 700 bytes.
+fn refused() -> ScriptedPull {
+    let kind = CallErrorKind::InsufficientSpace { reclaim_bytes: Some(700) };
+    ScriptedPull::with_outcome(Err(BackendError::call(kind, "insufficient space")))
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_pull_that_lacks_space_goes_on_when_there_is_room() {
-    let short = || {
-        let kind = CallErrorKind::InsufficientSpace { reclaim_bytes: Some(700) };
-        ScriptedPull::with_outcome(Err(BackendError::call(kind, "insufficient space")))
-    };
     for (refusals, rounds, asked, is_ok) in
         [(1, 1, 1, true), (2, 5, 2, true), (1, 0, 1, false), (9, 9, 3, false)]
     {
         let backend = FakeBackend::new();
         for _ in 0..refusals {
-            backend.on_pull(short());
+            backend.on_pull(refused());
         }
         backend.offer("a:1", larder_testkit::fake_backend::image("sha256:1", 1));
         let room = Arc::new(CountedRoom { left: AtomicU64::new(rounds), asked: AtomicU64::new(0) });
@@ -169,4 +173,31 @@ async fn a_pull_that_lacks_space_goes_on_when_there_is_room() {
             "a further round is no next step"
         );
     }
+}
+
+/// A round whose removal hangs.
+struct HangingRoom;
+
+#[async_trait]
+impl RoomMaker for HangingRoom {
+    async fn make_room(&self, _: u64) -> RoomOutcome {
+        std::future::pending().await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pull_that_waits_for_room_holds_no_slot() {
+    let backend = FakeBackend::new();
+    backend.on_pull(refused());
+    backend.offer("small:1", larder_testkit::fake_backend::image("sha256:1", 1));
+    let config = PullConfig { serialize_image_pulls: true, ..PullConfig::default() };
+    let manager = ImageManager::new(Arc::new(backend)).with_config(&config).with_room(Arc::new(HangingRoom));
+    let ensure = async |image: &str| {
+        manager.ensure(&EnsureRequest::new(image, PullPolicy::IfNotPresent, Pod::default())).await
+    };
+    let (mut large, small) = (pin!(ensure("large:1")), ensure("small:1"));
+    assert!((&mut large).now_or_never().is_none());
+    let small = tokio::time::timeout(Duration::from_secs(600), small).await;
+    assert!(small.expect("it gets the slot").is_ok());
+    assert!(large.now_or_never().is_none(), "the round hangs");
 }
