@@ -20,7 +20,7 @@ use super::StorePuller;
 use super::error::PullError;
 use super::plan::PlannedLayer;
 use super::pull_progress::PullProgress;
-use super::pull_tasks::PullTaskHandle;
+use super::pull_workers::PullWorker;
 use super::spans::{FetchSpanFields, layer_span, unpack_span};
 use crate::disk::{DiskSpace, SpaceReserve};
 use crate::store::fetch_progress::FetchProgress;
@@ -122,7 +122,7 @@ pub(super) struct LayerFetch {
     pub(super) origin: LayerOrigin,
     pub(super) planned: PlannedLayer,
     pub(super) progress: Arc<FetchProgress>,
-    pub(super) worker: PullTaskHandle,
+    pub(super) worker: PullWorker,
 }
 
 /// Why a fetch stopped.
@@ -390,7 +390,7 @@ impl Drop for StopIngestOnDrop {
 struct IngestSink {
     ingest: IngestFile,
     reserve: Option<SpaceReserve>,
-    _worker: PullTaskHandle,
+    _worker: PullWorker,
 }
 
 impl BlobSink for IngestSink {

@@ -11,7 +11,7 @@ use larder::reference::{Digest, Reference};
 use tokio::time::{self, Instant};
 
 use super::pull_progress::PullProgress;
-use super::pull_tasks::PullTasks;
+use super::pull_workers::PullWorkers;
 use super::{AcquiredImage, PullError, StorePuller};
 use crate::store::{LayerKey, LeaseRecord, LeaseResources};
 
@@ -50,7 +50,7 @@ impl StorePuller {
         credential: Option<&Credential>,
         idle: Duration,
     ) -> Result<FetchedImage, PullError> {
-        let workers = PullTasks::new(self.syncer.begin(), &self.abandoned);
+        let workers = PullWorkers::new(self.syncer.begin(), &self.ending);
         let progress = PullProgress::begin(&ProgressReporter::unwatched());
         let fetched = tokio::select! {
             fetched = Box::pin(self.fetch_and_lease(name, credential, &progress, &workers)) => fetched,
@@ -65,7 +65,7 @@ impl StorePuller {
         name: &Reference,
         credential: Option<&Credential>,
         progress: &Arc<PullProgress>,
-        workers: &PullTasks,
+        workers: &PullWorkers,
     ) -> Result<FetchedImage, PullError> {
         let acquired = Box::pin(self.acquire(name, credential, progress, workers)).await?;
         let AcquiredImage { plan, layers, lease: lease_of_pull, .. } = &acquired;

@@ -32,7 +32,7 @@ use super::StorePuller;
 use super::error::PullError;
 use super::fetch_layer::{CancelUnpackOnDrop, LayerFetch, LayerOrigin, LayerSource, StagedLayer};
 use super::plan::{PlannedLayer, PullPlan};
-use super::pull_tasks::{PullTaskHandle, blocking};
+use super::pull_workers::{PullWorker, blocking};
 use super::spans::merge_span;
 use crate::erofs::digest::LayerCheck;
 use crate::store::error::StoreErrorContext as _;
@@ -142,7 +142,7 @@ impl LayerJob {
 pub(super) struct LayerJobs<'p> {
     puller: &'p StorePuller,
     origin: &'p LayerOrigin,
-    worker: PullTaskHandle,
+    worker: PullWorker,
     jobs: Vec<LayerJob>,
     fetches: FuturesUnordered<BoxFuture<'static, (usize, Result<StagedLayer, PullError>)>>,
 }
@@ -170,7 +170,7 @@ impl StorePuller {
         origin: &LayerOrigin,
         plan: &PullPlan,
         claims: Vec<ClaimOutcome>,
-        worker: PullTaskHandle,
+        worker: PullWorker,
     ) -> Result<Vec<LayerHandle>, PullError> {
         let write_behind = worker.write_behind().clone();
         let jobs = plan.layers.iter().zip(claims).map(|(planned, claim)| LayerJob {

@@ -8,7 +8,7 @@ use larder::reference::Reference;
 
 use super::fetch_layer::LayerOrigin;
 use super::plan::PullPlan;
-use super::pull_tasks::{PullTasks, blocking};
+use super::pull_workers::{PullWorkers, blocking};
 use super::{PullError, StorePuller, unmounted};
 use crate::store::admission::InsufficientSpace;
 use crate::store::commit::names_of;
@@ -65,7 +65,7 @@ impl StorePuller {
     async fn load_images(&self, import: &Arc<Import>) -> Result<Vec<LoadedImage>, PullError> {
         let mut loaded = Vec::with_capacity(import.images.len());
         for found in &import.images {
-            let workers = PullTasks::new(self.syncer.begin(), &self.abandoned);
+            let workers = PullWorkers::new(self.syncer.begin(), &self.ending);
             let image = self.load_image(import, found, &workers).await;
             workers.end().await;
             loaded.push(self.reclaim_if_full(image).await?);
@@ -77,7 +77,7 @@ impl StorePuller {
         &self,
         import: &Arc<Import>,
         image: &ImportImage,
-        workers: &PullTasks,
+        workers: &PullWorkers,
     ) -> Result<LoadedImage, PullError> {
         let plan = PullPlan::new(&image.manifest, &image.parsed_config, image.config.clone());
         let origin = LayerOrigin::Import(import.clone());

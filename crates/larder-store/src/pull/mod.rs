@@ -20,7 +20,7 @@ mod load;
 mod open_files;
 mod plan;
 mod pull_progress;
-mod pull_tasks;
+mod pull_workers;
 mod pulls_in_progress;
 mod spans;
 
@@ -55,7 +55,7 @@ use larder_registry::{ImageDocuments, RegistryClient};
 use open_files::OpenFileBudget;
 use plan::PullPlan;
 use pull_progress::PullProgress;
-use pull_tasks::{AbandonedPulls, PullTaskHandle, PullTasks, blocking};
+use pull_workers::{EndingPulls, PullWorker, PullWorkers, blocking};
 use pulls_in_progress::{PullInProgress, PullsInProgress};
 use spans::{traced_commit, traced_resolve};
 
@@ -128,7 +128,7 @@ pub struct StorePuller {
     /// Bounds the layers that are open as lowers of others.
     lowers: Arc<Semaphore>,
     syncer: BackgroundSyncer,
-    abandoned: AbandonedPulls,
+    ending: EndingPulls,
     running: PullsInProgress,
     reserve: SpaceReserve,
 }
@@ -138,7 +138,7 @@ impl StorePuller {
     pub fn new(store: Store, client: RegistryClient, config: StorePullConfig) -> Self {
         let files = OpenFileBudget::of(config.open_files);
         let lowers = Arc::new(Semaphore::new(files.lowers as usize));
-        let (syncer, abandoned) = (BackgroundSyncer::new(files.waiting), AbandonedPulls::default());
+        let (syncer, ending) = (BackgroundSyncer::new(files.waiting), EndingPulls::default());
         let reserve = SpaceReserve::new(store.root().to_owned(), config.reserve);
         StorePuller {
             store,
@@ -147,7 +147,7 @@ impl StorePuller {
             files,
             lowers,
             syncer,
-            abandoned,
+            ending,
             running: PullsInProgress::default(),
             reserve,
         }
@@ -170,7 +170,7 @@ impl StorePuller {
 
     /// Waits until no pull that has failed or was dropped can make an image present any more.
     pub async fn settle(&self) {
-        self.abandoned.wait().await;
+        self.ending.wait().await;
     }
 
     /// Resolves `name`, makes that image present under the name, and returns it. When this returns an error, no worker of
@@ -181,7 +181,7 @@ impl StorePuller {
         credential: Option<&Credential>,
         progress: &ProgressReporter,
     ) -> Result<ImageRecord, PullError> {
-        let workers = PullTasks::new(self.syncer.begin(), &self.abandoned);
+        let workers = PullWorkers::new(self.syncer.begin(), &self.ending);
         let pulled = Box::pin(self.pull_layers(name, credential, progress, &workers)).await;
         workers.end().await;
         self.reclaim_if_full(pulled).await
@@ -192,7 +192,7 @@ impl StorePuller {
         name: &Reference,
         credential: Option<&Credential>,
         reporter: &ProgressReporter,
-        workers: &PullTasks,
+        workers: &PullWorkers,
     ) -> Result<ImageRecord, PullError> {
         let progress = PullProgress::begin(reporter);
         let acquired = Box::pin(self.acquire(name, credential, &progress, workers)).await?;
@@ -226,7 +226,7 @@ impl StorePuller {
         name: &Reference,
         credential: Option<&Credential>,
         progress: &Arc<PullProgress>,
-        workers: &PullTasks,
+        workers: &PullWorkers,
     ) -> Result<AcquiredImage, PullError> {
         let watched = Arc::clone(progress);
         let session =
@@ -283,7 +283,7 @@ impl StorePuller {
             return Ok(());
         }
         // What dropped pulls still use can be reclaimed once their workers have ended.
-        self.abandoned.wait().await;
+        self.ending.wait().await;
         let store = self.store.clone();
         blocking(move || {
             let (now, images) = (ClockReading::now(), unmounted(&store)?);
@@ -365,7 +365,7 @@ impl StorePuller {
 
     /// How a layer of `size` compressed bytes is unpacked: on two threads if it may be the last one to end, when
     /// the others leave cores idle.
-    fn options(&self, size: u64, worker: &PullTaskHandle) -> UnpackOptions {
+    fn options(&self, size: u64, worker: &PullWorker) -> UnpackOptions {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let threads = if cores > 1 && size >= LARGE_LAYER { UnpackThreads::Two } else { UnpackThreads::One };
         let limits = self.config.limits.clone();

@@ -3,7 +3,7 @@
 //! A pull that fails or is canceled still has tasks and threads running, which notice it at their next step. Until then
 //! they keep files open and unpack into directories that no pull will use; on a full disk, the next pull needs that space.
 //! A failed pull therefore reports its error after they have ended. A dropped pull cannot wait: the pull that needs the
-//! space waits for its workers instead ([`AbandonedPulls`]). Each of these waits may be dropped as well, so a pull leaves
+//! space waits for its workers instead ([`EndingPulls`]). Each of these waits may be dropped as well, so a pull leaves
 //! that list only after its workers have ended.
 
 use std::panic::resume_unwind;
@@ -18,15 +18,15 @@ use super::error::PullError;
 use crate::unpack::{ImageByteCounts, WriteBehind};
 
 /// The workers of one pull.
-pub(super) struct PullTasks {
-    worker: PullTaskHandle,
-    ended: PullTasksDone,
-    abandoned: AbandonedPulls,
+pub(super) struct PullWorkers {
+    worker: PullWorker,
+    ended: WorkersEnd,
+    ending: EndingPulls,
 }
 
 /// A worker of a pull: the pull has not ended before this is dropped.
 #[derive(Clone)]
-pub(super) struct PullTaskHandle {
+pub(super) struct PullWorker {
     write_behind: WriteBehind,
     image_bytes: Arc<ImageByteCounts>,
     /// Nothing is sent: the receivers are notified when the last sender is dropped.
@@ -35,25 +35,25 @@ pub(super) struct PullTaskHandle {
 
 /// Waits for the workers of a pull. Clones wait for the same ones.
 #[derive(Clone)]
-struct PullTasksDone {
+struct WorkersEnd {
     alive: watch::Receiver<()>,
     write_behind: WriteBehind,
 }
 
 /// Pulls that have ended or were dropped, and may still have workers. Clones share the list.
 #[derive(Clone, Default)]
-pub(super) struct AbandonedPulls(Arc<Mutex<Vec<PullTasksDone>>>);
+pub(super) struct EndingPulls(Arc<Mutex<Vec<WorkersEnd>>>);
 
-impl PullTasks {
-    /// A pull without workers. When the pull ends or is dropped, its remaining workers are added to `abandoned`.
-    pub(super) fn new(write_behind: WriteBehind, abandoned: &AbandonedPulls) -> PullTasks {
+impl PullWorkers {
+    /// A pull without workers. When the pull ends or is dropped, its remaining workers are added to `ending`.
+    pub(super) fn new(write_behind: WriteBehind, ending: &EndingPulls) -> PullWorkers {
         let (sender, alive) = watch::channel(());
-        let ended = PullTasksDone { alive, write_behind: write_behind.clone() };
-        let worker = PullTaskHandle { write_behind, image_bytes: Arc::default(), _alive: sender };
-        PullTasks { worker, ended, abandoned: abandoned.clone() }
+        let ended = WorkersEnd { alive, write_behind: write_behind.clone() };
+        let worker = PullWorker { write_behind, image_bytes: Arc::default(), _alive: sender };
+        PullWorkers { worker, ended, ending: ending.clone() }
     }
 
-    pub(super) fn worker(&self) -> PullTaskHandle {
+    pub(super) fn worker(&self) -> PullWorker {
         self.worker.clone()
     }
 
@@ -65,14 +65,14 @@ impl PullTasks {
     }
 }
 
-impl Drop for PullTasks {
+impl Drop for PullWorkers {
     fn drop(&mut self) {
         self.worker.write_behind.cancel();
-        self.abandoned.add(self.ended.clone());
+        self.ending.add(self.ended.clone());
     }
 }
 
-impl PullTaskHandle {
+impl PullWorker {
     /// Gets large files early to the disk.
     pub(super) fn write_behind(&self) -> &WriteBehind {
         &self.write_behind
@@ -101,28 +101,28 @@ impl PullTaskHandle {
     pub(super) fn task<T: Send + 'static>(
         &self,
         work: impl Future<Output = Result<T, PullError>> + Send + 'static,
-    ) -> PullTask<T> {
+    ) -> WorkerTask<T> {
         let worker = self.clone();
-        PullTask(tokio::spawn(async move { (work.await, worker) }.in_current_span()))
+        WorkerTask(tokio::spawn(async move { (work.await, worker) }.in_current_span()))
     }
 }
 
 /// A task that is aborted when this handle is dropped.
-pub(super) struct PullTask<T>(JoinHandle<(Result<T, PullError>, PullTaskHandle)>);
+pub(super) struct WorkerTask<T>(JoinHandle<(Result<T, PullError>, PullWorker)>);
 
-impl<T> PullTask<T> {
+impl<T> WorkerTask<T> {
     pub(super) async fn join(mut self) -> Result<T, PullError> {
         (&mut self.0).await.map_err(abandoned).and_then(|(done, _worker)| done)
     }
 }
 
-impl<T> Drop for PullTask<T> {
+impl<T> Drop for WorkerTask<T> {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-impl PullTasksDone {
+impl WorkersEnd {
     async fn wait(mut self) {
         let _no_sender = self.alive.changed().await;
         // How the pull ended is known: what else the disk says is of no interest.
@@ -134,8 +134,8 @@ impl PullTasksDone {
     }
 }
 
-impl AbandonedPulls {
-    fn add(&self, ended: PullTasksDone) {
+impl EndingPulls {
+    fn add(&self, ended: WorkersEnd) {
         let mut list = self.0.lock();
         list.retain(|ended| !ended.is_over());
         list.push(ended);
@@ -193,7 +193,7 @@ mod tests {
             }
         }
         let seen: Arc<Mutex<Vec<&str>>> = Arc::default();
-        let workers = PullTasks::new(BackgroundSyncer::new(1).begin(), &AbandonedPulls::default());
+        let workers = PullWorkers::new(BackgroundSyncer::new(1).begin(), &EndingPulls::default());
         let (go, wait) = std::sync::mpsc::channel::<()>();
         let kept = DropLog(seen.clone());
         drop(workers.worker().blocking(move || {
@@ -209,11 +209,11 @@ mod tests {
 
     #[tokio::test]
     async fn a_pull_that_needs_space_waits_for_workers_of_a_dropped_pull() {
-        let abandoned = AbandonedPulls::default();
-        let workers = PullTasks::new(BackgroundSyncer::new(1).begin(), &abandoned);
+        let ending = EndingPulls::default();
+        let workers = PullWorkers::new(BackgroundSyncer::new(1).begin(), &ending);
         let worker = workers.worker();
         drop(workers);
-        let mut waiting = pin!(abandoned.wait());
+        let mut waiting = pin!(ending.wait());
         assert!((&mut waiting).now_or_never().is_none());
         drop(worker);
         waiting.await;
@@ -221,16 +221,16 @@ mod tests {
 
     #[tokio::test]
     async fn workers_of_a_dropped_pull_are_waited_for_after_a_waiter_is_dropped() {
-        let abandoned = AbandonedPulls::default();
+        let ending = EndingPulls::default();
         let [(pull, first), (other, second)] = [(); 2].map(|()| {
-            let workers = PullTasks::new(BackgroundSyncer::new(1).begin(), &abandoned);
+            let workers = PullWorkers::new(BackgroundSyncer::new(1).begin(), &ending);
             let worker = workers.worker();
             (workers, worker)
         });
         drop((pull, other));
-        let canceled = pin!(abandoned.wait()).now_or_never();
+        let canceled = pin!(ending.wait()).now_or_never();
         assert!(canceled.is_none());
-        let (mut waiting, mut also) = (pin!(abandoned.wait()), pin!(abandoned.wait()));
+        let (mut waiting, mut also) = (pin!(ending.wait()), pin!(ending.wait()));
         assert!((&mut waiting).now_or_never().is_none() && (&mut also).now_or_never().is_none());
         drop(first);
         assert!((&mut waiting).now_or_never().is_none(), "the second pull has a worker");
@@ -241,23 +241,23 @@ mod tests {
 
     #[tokio::test]
     async fn workers_of_a_pull_that_is_dropped_while_it_ends_are_waited_for() {
-        let abandoned = AbandonedPulls::default();
-        let workers = PullTasks::new(BackgroundSyncer::new(1).begin(), &abandoned);
+        let ending = EndingPulls::default();
+        let workers = PullWorkers::new(BackgroundSyncer::new(1).begin(), &ending);
         let worker = workers.worker();
         let canceled = pin!(workers.end()).now_or_never();
         assert!(canceled.is_none());
-        let mut waiting = pin!(abandoned.wait());
+        let mut waiting = pin!(ending.wait());
         assert!((&mut waiting).now_or_never().is_none(), "the worker is at work");
         drop(worker);
         waiting.await;
-        let next = PullTasks::new(BackgroundSyncer::new(1).begin(), &abandoned);
+        let next = PullWorkers::new(BackgroundSyncer::new(1).begin(), &ending);
         drop(next);
-        assert_eq!(abandoned.0.lock().len(), 1, "a pull without workers leaves the list");
+        assert_eq!(ending.0.lock().len(), 1, "a pull without workers leaves the list");
     }
 
     #[tokio::test]
     async fn a_task_is_a_worker_until_it_ends() {
-        let workers = PullTasks::new(BackgroundSyncer::new(1).begin(), &AbandonedPulls::default());
+        let workers = PullWorkers::new(BackgroundSyncer::new(1).begin(), &EndingPulls::default());
         let task = workers.worker().task(std::future::pending::<Result<(), PullError>>());
         tokio::task::yield_now().await;
         drop(task); // the runtime drops the future later
