@@ -9,7 +9,7 @@ use larder::backend::ProgressReporter;
 use larder::reference::{Digest, Reference};
 use larder_registry::{Proxy, RegistryClient, RegistryConfig};
 use larder_store::pull::{StorePullConfig, StorePuller};
-use larder_store::store::{Store, StoreConfig};
+use larder_store::store::{BlobSource, Store, StoreConfig, TransferLogin};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, ResponseFault};
 
@@ -59,6 +59,7 @@ async fn a_failed_pull_releases_everything_before_it_returns() {
     for place in ["staging", "trash", "ingest"] {
         assert_eq!(open_below(&root.join(place)), nothing, "open below {place}");
     }
-    let digest = Digest::parse(&stalls).unwrap();
-    store.ingest(&digest, layers[0].len() as u64).expect("the ingest file is not in use");
+    let (digest, size) = (Digest::parse(&stalls).unwrap(), layers[0].len() as u64);
+    let blob = BlobSource::registry(&name, TransferLogin::Anonymous, digest, size);
+    store.ingest(&blob).expect("the ingest file is not in use");
 }

@@ -21,7 +21,9 @@ use larder_store::fsck::FsckOptions;
 use larder_store::mounts::MountOptions;
 use larder_store::pull::{PullError, StorePullConfig, StorePuller};
 use larder_store::store::import::ImportSource;
-use larder_store::store::{LeaseRecord, LeaseResources, RemoveOptions, Store, StoreConfig, StoreOpenError};
+use larder_store::store::{
+    BlobSource, LeaseRecord, LeaseResources, RemoveOptions, Store, StoreConfig, StoreOpenError,
+};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, ResponseFault};
 use larder_testkit_peers::{ImageBuilder, LayerFiles, LoopDisk, LoopFilesystem};
@@ -409,11 +411,9 @@ fn a_download_of_a_pull_that_failed_does_not_keep_another_one_out() {
     let source = SmallDiskImage::new();
     source.add(&ImageBuilder::small(1, 9 << 20), "other");
     let store = open(&disk);
-    let archive = Digest::parse(&format!("sha256:{}", "a".repeat(64))).unwrap();
-    let download = store.ingest(&archive, 20 << 20).unwrap();
-    download.write_at(&vec![7; 16 << 20], 0).unwrap();
-    drop(download);
-    let leased = LeaseResources { ingests: vec![archive], ..LeaseResources::default() };
+    let blob = BlobSource::archive(Digest::sha256("failed"), 20 << 20);
+    store.ingest(&blob).unwrap().write_at(&vec![7; 16 << 20], 0).unwrap();
+    let leased = LeaseResources { ingests: vec![blob.download()], ..LeaseResources::default() };
     store.lease(&LeaseRecord::granted("pull/a", leased, Duration::MAX, &ClockReading::now())).unwrap();
     let kept = store.usage().unwrap().ingest.bytes;
     let offered = store.reclaimable(ReclaimTrigger::Pressure, &std::time::SystemTime::now().into()).unwrap();

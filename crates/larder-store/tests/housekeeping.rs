@@ -115,7 +115,7 @@ async fn a_resumed_layer_shows_the_bytes_already_fetched() {
     let (name, digest) = (registry.image("shop/web:1"), Digest::parse(&image.layers[0]).unwrap());
     let name = Reference::parse(&name).unwrap();
     let blob = BlobSource::registry(&name, TransferLogin::Anonymous, digest, layer.len() as u64);
-    let download = store.ingest(&blob.download(), layer.len() as u64).unwrap();
+    let download = store.ingest(&blob).unwrap();
     download.write_at(&layer[..100_000], 0).unwrap();
     drop(download);
     registry.fault(FaultTrigger::path(&image.layers[0]), ResponseFault::StallAfter(0));
@@ -167,17 +167,17 @@ async fn a_layer_that_an_image_has_twice_is_not_fetched_by_another_pull() {
 async fn a_pull_clears_away_what_a_dead_process_left_for_too_long() {
     let (dir, store, registry) = node();
     let root = dir.path().join("store");
-    let [stale, kept] = ["a", "b"].map(|c| Digest::parse(&format!("sha256:{}", c.repeat(64))).unwrap());
+    let [stale, kept] = ["a", "b"].map(|blob| BlobSource::archive(Digest::sha256(blob), 1 << 20));
     let two_days_ago = SystemTime::now() - Duration::from_secs(2 * 24 * 3600);
-    for digest in [&stale, &kept] {
-        drop(store.ingest(digest, 1 << 20).unwrap());
+    for blob in [&stale, &kept] {
+        drop(store.ingest(blob).unwrap());
     }
     let granted = [
         ("pull/stale", &stale, ClockReading::wall(two_days_ago.into())),
         ("pull/kept", &kept, ClockReading::now()),
     ];
-    for (id, digest, at) in granted {
-        let leased = LeaseResources { layers: Vec::new(), ingests: vec![digest.clone()] };
+    for (id, blob, at) in granted {
+        let leased = LeaseResources { layers: Vec::new(), ingests: vec![blob.download()] };
         let minute = Duration::from_secs(60);
         store.lease(&LeaseRecord::granted(id, leased, minute, &at)).unwrap();
     }
@@ -203,7 +203,7 @@ async fn a_pull_clears_away_what_a_dead_process_left_for_too_long() {
         .unwrap();
     let left: Vec<_> = ingests.iter().filter(|path| path.exists()).collect();
     assert_eq!(left.len(), 1, "{left:?}");
-    assert!(left[0].to_string_lossy().contains(kept.hex()), "{left:?}");
+    assert!(left[0].to_string_lossy().contains(kept.download().hex()), "{left:?}");
     let leases: Vec<String> =
         store.leases(&UNIX_EPOCH.into()).unwrap().into_iter().map(|lease| lease.id).collect();
     assert!(!leases.contains(&"pull/stale".to_owned()), "{leases:?}");
@@ -221,8 +221,8 @@ async fn refused(store: &Store, image: &str) -> String {
 #[tokio::test]
 async fn a_pull_that_can_never_fit_costs_no_other_pull_what_it_has_fetched() {
     let (dir, store, registry) = node();
-    let other = Digest::parse(&format!("sha256:{}", "a".repeat(64))).unwrap();
-    store.ingest(&other, 1 << 20).unwrap().write_at(&vec![7; 100_000], 0).unwrap();
+    let other = BlobSource::archive(Digest::sha256("other"), 1 << 20);
+    store.ingest(&other).unwrap().write_at(&vec![7; 100_000], 0).unwrap();
     let ingests = || fs_err::read_dir(dir.path().join("store/ingest")).unwrap().count();
     assert_eq!(ingests(), 1);
     let error = refused(&store, &registry.image("shop/web:1")).await;

@@ -108,7 +108,6 @@ fn layer(store: &Store, name: &str) -> LayerHandle {
         diff_id: diff_id.clone(),
         compressed_bytes: archive.len() as u64,
         plain_bytes: archive.len() as u64,
-        files: FILES_OF_LAYER as u64,
     };
     let file = staging.dir().join(LAYER_FILE);
     let (_, layer) = unpack_layer(&archive[..], &expected, &file, &UnpackOptions::default()).unwrap();

@@ -253,7 +253,6 @@ fn guessed(layout: &StoreLayout, layer: &ImageLayer) -> Option<RebuiltLayer> {
         digest: layer.digest.clone(),
         compressed_bytes: layer.size,
         plain_bytes: 0,
-        files: 0,
     };
     let key = layer.key.clone();
     let erofs = ErofsFile::unknown();

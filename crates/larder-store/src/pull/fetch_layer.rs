@@ -207,9 +207,8 @@ impl LayerFetch {
         session: &RepositorySession,
         pull_progress: &Arc<PullProgress>,
     ) -> Result<StagedLayer, PullError> {
-        let (store, size) = (self.puller.store.clone(), self.planned.descriptor.size);
-        let download = self.origin.blob(&self.planned).download();
-        let ingest = self.worker.blocking(move || store.ingest(&download, size)).await??;
+        let (store, blob) = (self.puller.store.clone(), self.origin.blob(&self.planned));
+        let ingest = self.worker.blocking(move || store.ingest(&blob)).await??;
         let observer = self.observer(pull_progress);
         let unreliable_hosts = Mutex::default();
         let attempt = || async {

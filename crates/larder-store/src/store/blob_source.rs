@@ -40,7 +40,7 @@ pub struct BlobSource {
     /// Digest of the blob.
     pub(super) digest: Digest,
     /// Size of the blob in bytes.
-    size: u64,
+    pub(super) size: u64,
 }
 
 impl BlobSource {

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use tokio::time::Instant;
 
+use super::blob_source::BlobSource;
 use super::error::{StoreError, StoreErrorContext as _};
 use super::extents::{self, SavedExtents};
 use super::handle::{OpenStore, Store};
@@ -32,13 +33,14 @@ const MAX_NOTE: u64 = 64 << 10;
 const DATA: &str = "data";
 const EXTENTS: &str = "extents";
 
-/// A blob being fetched. Clones share it; one process has each blob once.
+/// A blob being fetched. Clones share it; one process fetches the blob of one repository once at a time.
 #[derive(Debug, Clone)]
 pub struct IngestFile(Arc<IngestInner>);
 
 #[derive(Debug)]
 struct IngestInner {
     store: Arc<OpenStore>,
+    /// Digest of the blob, for errors: the file is named after the download.
     digest: Digest,
     size: u64,
     dir: PathBuf,
@@ -68,16 +70,15 @@ struct IngestExtents {
 }
 
 impl Store {
-    /// Starts or resumes a [download](super::BlobSource::download) of `size` bytes. `Busy` while another pull of this process
-    /// has it.
-    pub fn ingest(&self, digest: &Digest, size: u64) -> Result<IngestFile, StoreError> {
+    /// Starts or resumes the [download](BlobSource::download) of a blob. `Busy` while another pull of this process has it.
+    pub fn ingest(&self, blob: &BlobSource) -> Result<IngestFile, StoreError> {
         let doing = "create a file for a blob";
-        let inner = &self.0;
+        let (inner, download, size) = (&self.0, blob.download(), blob.size);
+        let dir = inner.layout.ingest(&download);
         let hold = inner
             .references
-            .add_exclusive(ReferencedItem::Ingest(digest.clone()))
-            .ok_or_else(|| StoreError::Busy { digest: digest.clone() })?;
-        let dir = inner.layout.ingest(digest);
+            .add_exclusive(ReferencedItem::Ingest(download))
+            .ok_or_else(|| StoreError::Busy { digest: blob.digest.clone() })?;
         let boot = inner.disk.boot_id();
         let (mut durable, mut present) = inner.ingested(&dir, size, &boot).context(doing)?;
         ensure_dir(&*inner.disk, &dir).context(doing)?;
@@ -96,7 +97,7 @@ impl Store {
         };
         let inside = IngestInner {
             store: inner.clone(),
-            digest: digest.clone(),
+            digest: blob.digest.clone(),
             size,
             dir,
             data: Mutex::new(Some(data)),
@@ -127,16 +128,6 @@ fn open_data(disk: &dyn Disk, dir: &Path, size: u64) -> io::Result<(Arc<dyn Disk
 }
 
 impl IngestFile {
-    /// Identifies the download.
-    pub fn digest(&self) -> &Digest {
-        &self.0.digest
-    }
-
-    /// Size of the whole blob in bytes.
-    pub fn size(&self) -> u64 {
-        self.0.size
-    }
-
     /// Writes bytes at their offset. Calls may overlap.
     pub fn write_at(&self, bytes: &[u8], offset: u64) -> Result<(), StoreError> {
         let end = offset.saturating_add(bytes.len() as u64);
@@ -163,19 +154,9 @@ impl IngestFile {
         self.0.state().present.ranges().collect()
     }
 
-    /// The missing extents, in order.
-    pub fn missing(&self) -> Vec<Range<u64>> {
-        self.0.state().present.missing(0..self.0.size)
-    }
-
     /// Number of bytes written.
     pub fn done(&self) -> u64 {
         self.0.state().present.bytes()
-    }
-
-    /// Whether all bytes are there.
-    pub fn is_complete(&self) -> bool {
-        self.0.state().present.contiguous_len() == self.0.size
     }
 
     /// Forgets all bytes, because they turned out to be wrong.

@@ -139,8 +139,6 @@ pub struct LayerMetadata {
     pub compressed_bytes: u64,
     /// Size of the plain archive.
     pub plain_bytes: u64,
-    /// Regular files.
-    pub files: u64,
 }
 
 /// An unpacked layer.

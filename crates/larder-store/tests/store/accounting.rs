@@ -35,7 +35,7 @@ fn the_sum_agrees_with_du() {
         scratch.store.commit(&image, noon()).unwrap();
     }
     scratch.store.remove("app:3", &larder_store::store::RemoveOptions::default()).unwrap();
-    let file = scratch.store.ingest(&digest("blob"), 1 << 20).unwrap();
+    let file = scratch.store.ingest(&blob_of("blob", 1 << 20)).unwrap();
     file.write_at(&vec![3; 300_000], 100_000).unwrap();
     let fresh = layer(&scratch.store, "fresh");
 

@@ -66,7 +66,7 @@ const SCENARIOS: [CrashScenario; 4] = [
         what: "a load: fetched, unpacked and committed",
         prepare: |_| (),
         run: |disk, store| {
-            let file = store.ingest(&facts("app").digest, 3000)?;
+            let file = store.ingest(&blob_of("app", 3000))?;
             for at in 0..3 {
                 file.write_at(&[7; 1000], at * 1000)?;
             }
@@ -305,7 +305,7 @@ fn a_fetch_resumes_from_what_was_synced_before_the_power_cut() {
     let disk = FaultyDisk::new();
     let root = disk.root().join("store");
     let store = Store::open_on(Arc::new(disk.clone()), &root, config).unwrap();
-    let file = store.ingest(&digest("blob"), 8 << 20).unwrap();
+    let file = store.ingest(&blob_of("blob", 8 << 20)).unwrap();
     for at in 0..4 {
         file.write_at(&vec![7; 1 << 20], at << 20).unwrap();
     }
@@ -314,7 +314,7 @@ fn a_fetch_resumes_from_what_was_synced_before_the_power_cut() {
     for (survives, at_least) in [(UnsyncedData::Nothing, 4 << 20), (UnsyncedData::Everything, (4 << 20) + 8)]
     {
         let store = open_on(&disk.restarted(survives));
-        let file = store.ingest(&digest("blob"), 8 << 20).unwrap();
+        let file = store.ingest(&blob_of("blob", 8 << 20)).unwrap();
         assert!(file.done() >= at_least, "{survives:?}: {}", file.done());
         let mut read = vec![0; 4 << 20];
         std::io::Read::read_exact(&mut file.reader(), &mut read).unwrap();

@@ -65,13 +65,13 @@ fn assert_is_the_fixture(root: &Path) {
     assert_eq!(app.id.hex(), "450d8423ab7e677f430f966def42eb87bb00c132be9aa623e91768540a407d45");
     let leases = store.leases(&noon().into()).unwrap();
     assert_eq!((leases.len(), leases[0].id.as_str()), (1, "pull/1"));
-    assert_eq!(leases[0].leased.ingests, [digest("half")]);
+    assert_eq!(leases[0].leased.ingests, [blob_of("half", 3 << 20).download()]);
     let mounts = store.mounts().unwrap();
     assert_eq!((mounts.len(), mounts[0].mounted, mounts[0].image.clone()), (1, false, app.id.clone()));
     let written = root.join("mounts").join(&mounts[0].id).join("upper/notes");
     assert_eq!(fs_err::read_to_string(written).unwrap(), "kept");
     assert!(store.ratio().unwrap().bytes > 0.0);
-    assert_eq!(store.ingest(&digest("half"), 3 << 20).unwrap().size(), 3 << 20);
+    assert_eq!(store.ingest(&blob_of("half", 3 << 20)).unwrap().done(), 1 << 20);
     let report = store.fsck(&FsckOptions::default()).unwrap();
     if rustix::process::geteuid().is_root() {
         assert_eq!(report.problems, [], "every file is as it was unpacked");
@@ -95,10 +95,11 @@ fn writing_the_fixture() {
     unpacked(store, "web", &[("bin/server", "#!server")]);
     unpacked(store, "gone", &[("gone", "gone")]);
     store.remove("gone", &RemoveOptions::default()).unwrap();
-    let leased = LeaseResources { ingests: vec![digest("half")], ..LeaseResources::default() };
+    let leased =
+        LeaseResources { ingests: vec![blob_of("half", 3 << 20).download()], ..LeaseResources::default() };
     let lease = LeaseRecord::granted("pull/1", leased, Duration::MAX, &noon().into());
     store.lease(&lease).unwrap();
-    store.ingest(&digest("half"), 3 << 20).unwrap().write_at(&vec![7; 1 << 20], 0).unwrap();
+    store.ingest(&blob_of("half", 3 << 20)).unwrap().write_at(&vec![7; 1 << 20], 0).unwrap();
     let target = scratch.dir.path().join("target");
     fs_err::create_dir(&target).unwrap();
     store.mount("app", &target, MountOptions { writable: true, ..MountOptions::default() }, noon()).unwrap();

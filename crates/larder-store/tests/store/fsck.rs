@@ -40,7 +40,6 @@ pub(crate) fn unpacked_entries(
         diff_id: diff_id.clone(),
         compressed_bytes: archive.len() as u64,
         plain_bytes: archive.len() as u64,
-        files: 1,
     };
     let file = staging.dir().join(LAYER_FILE);
     let (_, layer) = unpack_layer(&archive[..], &expected, &file, &UnpackOptions::default()).unwrap();
@@ -171,7 +170,7 @@ fn leftovers_are_found_and_removed() {
     }
     // What is on its way is none.
     let arriving = layer(&scratch.store, "arriving");
-    let fetching = scratch.store.ingest(&digest("blob"), 10).unwrap();
+    let fetching = scratch.store.ingest(&blob_of("blob", 10)).unwrap();
     let mut found: Vec<PathBuf> = check(&scratch.store)
         .problems
         .into_iter()

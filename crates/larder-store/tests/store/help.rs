@@ -73,13 +73,17 @@ pub(crate) fn facts(layer: &str) -> LayerMetadata {
         digest: digest(format!("packed {layer}")),
         compressed_bytes: 1000,
         plain_bytes: 10_000,
-        files: 2,
     }
 }
 
 /// The blob of a layer, which an archive has sent.
 pub(crate) fn blob(facts: &LayerMetadata) -> BlobSource {
     BlobSource::archive(facts.digest.clone(), facts.compressed_bytes)
+}
+
+/// A blob of an archive with this digest and size.
+pub(crate) fn blob_of(name: &str, size: u64) -> BlobSource {
+    BlobSource::archive(digest(name), size)
 }
 
 /// The download of the layer of this name.

@@ -14,22 +14,22 @@ fn a_new_file_is_not_cut_to_nothing() {
     let store = Store::open_on(Arc::new(disk.clone()), &dir.path().join("store"), config()).unwrap();
     let lengths = || disk.take_steps("set_len");
     lengths();
-    store.ingest(&digest("blob"), 100).unwrap().write_at(b"0123456789", 0).unwrap();
+    store.ingest(&blob_of("blob", 100)).unwrap().write_at(b"0123456789", 0).unwrap();
     assert_eq!(lengths(), ["set_len 100"]);
-    store.ingest(&digest("blob"), 100).unwrap();
+    store.ingest(&blob_of("blob", 100)).unwrap();
     assert!(lengths().is_empty(), "it goes on");
-    let name = format!("sha256-{}", digest("blob").hex());
+    let name = format!("sha256-{}", blob_of("blob", 100).download().hex());
     fs_err::write(store.root().join("ingest").join(name).join("data"), "short").unwrap();
-    store.ingest(&digest("blob"), 100).unwrap();
+    store.ingest(&blob_of("blob", 100)).unwrap();
     assert_eq!(lengths(), ["set_len 0", "set_len 100"], "nothing in it is of use");
 }
 
 #[test]
 fn a_discarded_blob_counts_as_no_space_until_it_is_deleted() {
     let scratch = TempStore::new();
-    let file = scratch.store.ingest(&digest("blob"), 100).unwrap();
+    let file = scratch.store.ingest(&blob_of("blob", 100)).unwrap();
     file.write_at(&[7; 100], 0).unwrap();
-    let name = format!("sha256-{}", digest("blob").hex());
+    let name = format!("sha256-{}", blob_of("blob", 100).download().hex());
     let data = fs_err::File::open(scratch.root().join("ingest").join(name).join("data")).unwrap();
     file.discard().unwrap();
     assert_eq!(entries(&scratch.root().join("trash")).len(), 1, "it was not emptied");

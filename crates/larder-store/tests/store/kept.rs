@@ -249,9 +249,10 @@ fn leftovers() -> TempStore {
     let seconds = 60;
     scratch.store.lease(&LeaseRecord { seconds, ..wants("a") }).unwrap();
     drop(layer(&scratch.store, "a"));
-    let download = scratch.store.ingest(&download("b"), 500_000).unwrap();
-    download.write_at(&vec![7; 400_000], 0).unwrap();
-    scratch.store.lease(&LeaseRecord { seconds, ..wants("b") }).unwrap();
+    let download = blob_of("b", 500_000);
+    scratch.store.ingest(&download).unwrap().write_at(&vec![7; 400_000], 0).unwrap();
+    let leased = LeaseResources { ingests: vec![download.download()], ..LeaseResources::default() };
+    scratch.store.lease(&LeaseRecord { seconds, leased, ..wants("b") }).unwrap();
     let leased = LeaseResources { layers: vec![key("c")], ..LeaseResources::default() };
     let time = Duration::from_secs(seconds);
     let lease = LeaseRecord::granted("other", leased, time, &noon().into());
@@ -302,7 +303,8 @@ fn what_a_running_pull_needs_is_never_reclaimed() {
     let later = SystemTime::now().max(noon()) + DAY;
     for trigger in [ReclaimTrigger::Schedule, ReclaimTrigger::Pressure, ReclaimTrigger::Request] {
         let scratch = leftovers();
-        let running = scratch.store.reference_archives(["a", "b"].map(download));
+        let downloads = [download("a"), blob_of("b", 500_000).download()];
+        let running = scratch.store.reference_archives(downloads);
         reclaim(&scratch.store, trigger, later);
         assert_eq!(entries(&scratch.root().join("ingest")).len(), 1, "{trigger:?}");
         assert_eq!(entries(&scratch.root().join("layers")), [key("a").as_str()], "{trigger:?}");
@@ -347,7 +349,7 @@ fn a_reclaim_that_fails_reports_what_it_freed_before() {
         let disk = FaultyDisk::new();
         let root = disk.root().join("store");
         let store = Store::open_on(Arc::new(disk.clone()), &root, config()).unwrap();
-        drop(store.ingest(&download("b"), 500_000).unwrap().write_at(&vec![7; 400_000], 0));
+        drop(store.ingest(&blob_of("b", 500_000)).unwrap().write_at(&vec![7; 400_000], 0));
         let leased = LeaseResources { layers: vec![key("c")], ..LeaseResources::default() };
         let lease = LeaseRecord::granted("other", leased, Duration::ZERO, &noon().into());
         store.commit_layers(&[layer_on(&disk, &store, "c").unwrap()], Some(&lease)).unwrap();
