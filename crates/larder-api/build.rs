@@ -166,7 +166,7 @@ const STRICT: [&str; 3] = ["KeepRule", "LabelSelector", "NewestSelector"];
 const FLATTENED: [&str; 1] = ["Explanation.decision"];
 
 /// Fields of theirs that it does not print.
-const BESIDE: [&str; 14] = [
+const BESIDE: [&str; 15] = [
     "Collection.asked_bytes",
     "Collection.warnings",
     "Collection.error",
@@ -180,5 +180,6 @@ const BESIDE: [&str; 14] = [
     "Image.details",
     "Image.hidden",
     "LoadedImage.bare_tags",
+    "LoadedImage.warnings",
     "UsageByState.reclaimable_bytes",
 ];

@@ -59,6 +59,10 @@ pub(super) async fn load(
             lease(node, &loaded.images).await?;
             for image in &loaded.images {
                 observability.record(EventType::Normal, EventReason::Loaded, loaded_message(image));
+                if !image.warnings.is_empty() {
+                    let message = format!("Image {}: {}", image.id, image.warnings.join("; "));
+                    observability.record(EventType::Warning, EventReason::ImageWarning, message);
+                }
             }
             if let Some(hidden) = pulls.hidden() {
                 for image in &loaded.images {
@@ -227,8 +231,9 @@ fn is_damage(cause: &UnpackError) -> bool {
     )
 }
 
-fn loaded_image(LoadedImage { image, tags, digests, bare_tags }: LoadedImage) -> api::LoadedImage {
-    api::LoadedImage { id: image.id.to_string(), repo_tags: tags, repo_digests: digests, bare_tags }
+fn loaded_image(loaded: LoadedImage) -> api::LoadedImage {
+    let LoadedImage { image, tags, digests, bare_tags, warnings } = loaded;
+    api::LoadedImage { id: image.id.to_string(), repo_tags: tags, repo_digests: digests, bare_tags, warnings }
 }
 
 #[cfg(test)]

@@ -38,6 +38,11 @@ pub(super) async fn run(args: &LoadArgs, session: &CommandSession) -> Result<Com
                     out.info(format_args!("note: {}: left out {digest}: {reason}", file.display()));
                 }
                 print_name_notes(file, base.as_ref(), &images, out);
+                for image in &images {
+                    for warning in &image.warnings {
+                        out.warning(format_args!("{}: image {}: {warning}", file.display(), image.id));
+                    }
+                }
                 loaded.extend(images);
             }
             Err(failure) => {

@@ -12,7 +12,7 @@ use larder::reference::Digest;
 use larder::retry::{RetryAdvice, RetryPolicy, retry};
 use larder::scheduler::ScheduledWork;
 use larder::trace_context;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
@@ -49,10 +49,16 @@ pub(super) enum LayerOrigin {
     /// A registry.
     Registry { session: RepositorySession, progress: Arc<PullProgress>, login: TransferLogin },
     /// An archive or a layout.
-    Import(Arc<Import>),
+    Import { import: Arc<Import>, progress: Arc<PullProgress> },
 }
 
 impl LayerOrigin {
+    /// The progress of the pull or load.
+    pub(super) fn progress(&self) -> &Arc<PullProgress> {
+        let (LayerOrigin::Registry { progress, .. } | LayerOrigin::Import { progress, .. }) = self;
+        progress
+    }
+
     /// The blob of a layer, as this origin has it.
     pub(super) fn blob(&self, planned: &PlannedLayer) -> BlobSource {
         let (digest, size) = (planned.descriptor.digest.clone(), planned.descriptor.size);
@@ -60,7 +66,7 @@ impl LayerOrigin {
             LayerOrigin::Registry { session, login, .. } => {
                 BlobSource::registry(session.image(), login.clone(), digest, size)
             }
-            LayerOrigin::Import(_) => BlobSource::archive(digest, size),
+            LayerOrigin::Import { .. } => BlobSource::archive(digest, size),
         }
     }
 
@@ -75,15 +81,13 @@ impl LayerOrigin {
             LayerOrigin::Registry { session, .. } => {
                 ScheduledWork::layer(session.image().registry(), session.image().name())
             }
-            LayerOrigin::Import(_) => ScheduledWork::layer("", ""),
+            LayerOrigin::Import { .. } => ScheduledWork::layer("", ""),
         }
     }
 
     /// Records what happens to a layer.
     pub(super) fn note(&self, planned: &PlannedLayer, phase: LayerPhase) {
-        if let LayerOrigin::Registry { progress, .. } = self {
-            progress.set(&planned.descriptor.digest, phase);
-        }
+        self.progress().set_phase(&planned.descriptor.digest, phase);
     }
 }
 
@@ -94,24 +98,24 @@ pub(super) struct StagedLayer {
     /// Its file, without the directories.
     pub(super) file: PendingLayer,
     /// Its compressed bytes.
-    pub(super) source: LayerSource,
+    pub(super) bytes: LayerBytes,
     /// The blob that was read.
     pub(super) blob: BlobSource,
 }
 
 /// Compressed bytes of a layer on this machine.
-pub(super) enum LayerSource {
+pub(super) enum LayerBytes {
     /// Fetched from a registry.
     Ingest(IngestFile),
     /// In an archive or a layout.
     Import(Arc<Import>),
 }
 
-impl LayerSource {
+impl LayerBytes {
     fn open(&self, layer: &Digest) -> Result<Box<dyn io::Read + Send>, ImportError> {
         match self {
-            LayerSource::Ingest(ingest) => Ok(Box::new(ingest.reader())),
-            LayerSource::Import(import) => import.open(layer),
+            LayerBytes::Ingest(ingest) => Ok(Box::new(ingest.reader())),
+            LayerBytes::Import(import) => import.open(layer),
         }
     }
 }
@@ -167,7 +171,6 @@ impl LayerFetch {
         self.progress.set_queued(true, Instant::now());
         let slot = config.scheduler.acquire(work).instrument(wait).await;
         self.progress.set_queued(false, Instant::now());
-        self.origin.note(&self.planned, LayerPhase::Fetching);
         tokio::select! {
             fetched = self.fetch() => fetched.map_err(FetchStop::Failed),
             () = slot.gives_way(config.minimum_rate, |now| self.progress.observe(now)) => {
@@ -179,40 +182,38 @@ impl LayerFetch {
     }
 
     async fn fetch(&self) -> Result<StagedLayer, PullError> {
-        match &self.origin {
-            LayerOrigin::Import(import) => self.unpack_import(import).await,
-            LayerOrigin::Registry { session, progress, .. } => {
-                let staged = self.fetch_from_registry(session, progress).await?;
-                self.origin.note(&self.planned, LayerPhase::Unpacked);
-                if let LayerOrigin::Registry { progress, .. } = &self.origin {
-                    progress.skip_xattrs(staged.unpacked.skipped_xattrs);
-                }
-                tracing::debug!(digest = %self.planned.descriptor.digest, "fetched and unpacked a layer");
-                Ok(staged)
+        let staged = match &self.origin {
+            LayerOrigin::Registry { session, .. } => {
+                self.origin.note(&self.planned, LayerPhase::Fetching);
+                self.fetch_verified(session).await?
             }
-        }
+            LayerOrigin::Import { import, .. } => {
+                self.origin.note(&self.planned, LayerPhase::Unpacking);
+                let options = self.options();
+                let _cancel = CancelUnpackOnDrop(Arc::clone(&options.progress));
+                self.start_unpacking(LayerBytes::Import(Arc::clone(import)), options).await?
+            }
+        };
+        self.origin.note(&self.planned, LayerPhase::Unpacked);
+        self.origin.progress().skip_xattrs(staged.unpacked.skipped_xattrs);
+        tracing::debug!(digest = %self.planned.descriptor.digest, "unpacked a layer");
+        Ok(staged)
     }
 
-    /// Unpacks a layer out of an archive or a layout.
-    async fn unpack_import(&self, import: &Arc<Import>) -> Result<StagedLayer, PullError> {
-        let options = self.options();
-        let _cancel = CancelUnpackOnDrop(Arc::clone(&options.progress));
-        self.unpack(LayerSource::Import(Arc::clone(import)), options).await
-    }
-
-    /// Fetches and unpacks the layer. Bytes that turn out to be wrong are fetched once more, from another host if there is
-    /// one.
-    async fn fetch_from_registry(
-        &self,
-        session: &RepositorySession,
-        pull_progress: &Arc<PullProgress>,
-    ) -> Result<StagedLayer, PullError> {
+    /// Fetches and unpacks the layer. Bytes that turn out to be wrong are fetched once more, without the hosts that served
+    /// them if there are others.
+    async fn fetch_verified(&self, session: &RepositorySession) -> Result<StagedLayer, PullError> {
         let (store, blob) = (self.puller.store.clone(), self.origin.blob(&self.planned));
         let ingest = self.worker.blocking(move || store.ingest(&blob)).await??;
-        let observer = self.observer(pull_progress);
-        let unreliable_hosts = Mutex::default();
+        let observer = self.observer();
+        let unreliable_hosts = Arc::<Mutex<Vec<String>>>::default();
         let attempt = || async {
-            let fetched = self.attempt(session, &ingest, &observer, &unreliable_hosts).await;
+            let session = session_without(session, &unreliable_hosts.lock());
+            let session =
+                session.with_watcher(noting_hosts(Arc::clone(&unreliable_hosts), Arc::clone(&observer)));
+            // Bytes of an earlier pull count as received; those that were forgotten do not any more.
+            observer(FetchNotice::Present(ingest.done()));
+            let fetched = self.fetch_and_unpack(&session, &ingest).await;
             if fetched.as_ref().is_err_and(PullError::is_wrong_bytes) {
                 // No later attempt, also of another pull, must begin with them.
                 let ingest = ingest.clone();
@@ -229,39 +230,20 @@ impl LayerFetch {
         Ok(staged)
     }
 
-    /// Fetches what is missing of the blob and unpacks it, without the hosts that served wrong bytes before. Adds the hosts
-    /// that serve this attempt to them, for the next one.
-    async fn attempt(
-        &self,
-        session: &RepositorySession,
-        ingest: &IngestFile,
-        observer: &FetchObserver,
-        unreliable_hosts: &Mutex<Vec<String>>,
-    ) -> Result<StagedLayer, PullError> {
-        // Bytes of an earlier pull count as received; those that were forgotten do not any more.
-        observer(FetchNotice::Present(ingest.done()));
-        let options = self.options();
-        let serving = Arc::new(Mutex::new(Vec::new()));
-        let session = session_without(session, &lock(unreliable_hosts));
-        let session = session.with_watcher(noting_hosts(Arc::clone(&serving), Arc::clone(observer)));
-        let fetched = self.fetch_and_unpack(&session, ingest, options).await;
-        lock(unreliable_hosts).append(&mut lock(&serving));
-        fetched
-    }
-
+    /// Fetches what is missing of the blob and unpacks it.
     async fn fetch_and_unpack(
         &self,
         session: &RepositorySession,
         ingest: &IngestFile,
-        options: UnpackOptions,
     ) -> Result<StagedLayer, PullError> {
+        let options = self.options();
         ingest.resume();
         let _stop = StopIngestOnDrop { ingest: ingest.clone(), progress: Arc::clone(&options.progress) };
         let download = ingest.clone();
         let download = Some(LayerDownload::new(move || download.wait_until_complete()));
         let reserve = options.reserve.clone();
         let unpacking = unpack_span(&self.planned).in_scope(|| {
-            self.unpack(LayerSource::Ingest(ingest.clone()), UnpackOptions { download, ..options })
+            self.start_unpacking(LayerBytes::Ingest(ingest.clone()), UnpackOptions { download, ..options })
         });
         let present: ByteRanges = ingest.present().into_iter().collect();
         let sink = IngestSink { ingest: ingest.clone(), reserve, _worker: self.worker.clone() };
@@ -284,14 +266,15 @@ impl LayerFetch {
 
     /// Unpacks a layer into a new staging directory, which belongs to the unpacking thread: it is removed only after the last
     /// file was written, even if the pull was dropped. The thread has started when this returns.
-    fn unpack(
+    fn start_unpacking(
         &self,
-        source: LayerSource,
+        bytes: LayerBytes,
         options: UnpackOptions,
     ) -> impl Future<Output = Result<StagedLayer, PullError>> + use<> {
         let (store, planned) = (self.puller.store.clone(), self.planned.clone());
         let blob = self.origin.blob(&planned);
-        let unpacking = self.worker.blocking(move || unpack(&store, source, blob, &planned, options));
+        let unpacking = move || unpack_into_staging(&store, bytes, blob, &planned, options);
+        let unpacking = self.worker.blocking(unpacking);
         async { unpacking.await? }
     }
 
@@ -302,8 +285,9 @@ impl LayerFetch {
         options
     }
 
-    fn observer(&self, pull_progress: &Arc<PullProgress>) -> FetchObserver {
-        let (fetch_progress, pull_progress) = (Arc::clone(&self.progress), Arc::clone(pull_progress));
+    fn observer(&self) -> FetchObserver {
+        let (fetch_progress, pull_progress) =
+            (Arc::clone(&self.progress), Arc::clone(self.origin.progress()));
         let (span, digest) = (FetchSpanFields::of_current_span(), self.planned.descriptor.digest.clone());
         Arc::new(move |notice| {
             span.note(&notice);
@@ -315,9 +299,9 @@ impl LayerFetch {
     }
 }
 
-fn unpack(
+fn unpack_into_staging(
     store: &Store,
-    source: LayerSource,
+    bytes: LayerBytes,
     blob: BlobSource,
     planned: &PlannedLayer,
     options: UnpackOptions,
@@ -331,10 +315,10 @@ fn unpack(
         size: Some(planned.descriptor.size),
         diff_id: &planned.diff_id,
     };
-    let compressed = source.open(digest)?;
+    let compressed = bytes.open(digest)?;
     let (unpacked, file) = unpack_layer(compressed, &expected, &staging.dir().join(LAYER_FILE), &options)
         .map_err(|cause| PullError::Unpack { digest: digest.clone(), cause })?;
-    Ok(StagedLayer { staging, unpacked, file, source, blob })
+    Ok(StagedLayer { staging, unpacked, file, bytes, blob })
 }
 
 /// Receives the notices of a layer's fetch.
@@ -347,7 +331,7 @@ fn noting_hosts(
 ) -> impl Fn(FetchNotice) + Send + Sync + 'static {
     move |notice| {
         if let FetchNotice::Host(host) = &notice {
-            lock(&hosts).push(host.clone());
+            hosts.lock().push(host.clone());
         }
         observer(notice);
     }
@@ -357,10 +341,6 @@ fn noting_hosts(
 fn session_without(session: &RepositorySession, hosts: &[String]) -> RepositorySession {
     let others = session.without_hosts(hosts);
     if others.hosts().is_empty() { session.clone() } else { others }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock()
 }
 
 /// Cancels the unpacking when the pull is dropped.

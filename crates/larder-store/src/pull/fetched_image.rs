@@ -12,7 +12,7 @@ use tokio::time::{self, Instant};
 
 use super::pull_progress::PullProgress;
 use super::pull_workers::PullWorkers;
-use super::{AcquiredImage, PullError, StorePuller};
+use super::{PullError, StorePuller};
 use crate::store::{LayerKey, LeaseRecord, LeaseResources};
 
 /// How long fetched layers wait for the snapshots that are to retain them.
@@ -67,8 +67,8 @@ impl StorePuller {
         progress: &Arc<PullProgress>,
         workers: &PullWorkers,
     ) -> Result<FetchedImage, PullError> {
-        let acquired = Box::pin(self.acquire(name, credential, progress, workers)).await?;
-        let AcquiredImage { plan, layers, lease: lease_of_pull, .. } = &acquired;
+        let (_, acquired) = Box::pin(self.acquire(name, credential, progress, workers)).await?;
+        let (plan, layers) = (&acquired.plan, &acquired.layers);
         let found = plan.layers.iter().zip(layers).map(|(planned, layer)| FetchedLayer {
             chain_id: planned.chain_id.clone(),
             archive: planned.descriptor.digest.clone(),
@@ -82,10 +82,10 @@ impl StorePuller {
         let leased = LeaseResources { layers: keys, ..LeaseResources::default() };
         let now = ClockReading::now();
         let lease = LeaseRecord::granted(fetched.lease.clone(), leased, FETCHED_LEASE, &now);
-        let (store, layers, lease_of_pull) = (self.store.clone(), layers.clone(), lease_of_pull.clone());
+        let store = self.store.clone();
         let commit = move || {
-            store.commit_layers(&layers, Some(&lease))?;
-            store.end_lease(&lease_of_pull)
+            store.commit_layers(&acquired.layers, Some(&lease))?;
+            acquired.lease.iter().try_for_each(|lease| store.end_lease(lease))
         };
         workers.worker().blocking(commit).await??;
         Ok(fetched)

@@ -30,7 +30,7 @@ use tokio::time::{self, Instant};
 
 use super::StorePuller;
 use super::error::PullError;
-use super::fetch_layer::{CancelUnpackOnDrop, LayerFetch, LayerOrigin, LayerSource, StagedLayer};
+use super::fetch_layer::{CancelUnpackOnDrop, LayerBytes, LayerFetch, LayerOrigin, StagedLayer};
 use super::plan::{PlannedLayer, PullPlan};
 use super::pull_workers::{PullWorker, blocking};
 use super::spans::merge_span;
@@ -164,8 +164,8 @@ impl StorePuller {
         Ok(blocking(claim).await??)
     }
 
-    /// All layers of the plan, in order, most of their bytes on the disk already.
-    pub(super) async fn complete_layers(
+    /// Returns all layers of the plan, in order, most of their bytes on the disk already.
+    pub(super) async fn run_layer_jobs(
         &self,
         origin: &LayerOrigin,
         plan: &PullPlan,
@@ -218,7 +218,8 @@ impl LayerJobs<'_> {
                 }
                 LayerState::Claimed(_) | LayerState::Fetching(_) => {
                     let (at, fetched) = self.fetches.next().await.ok_or(PullError::Abandoned)?;
-                    self.apply(at, fetched)?;
+                    let staged = fetched?;
+                    self.jobs[at].update(|state| state.fetched(staged));
                 }
                 LayerState::Unpacked(..) => self.merge(at, below).await?,
                 LayerState::Present(layer) => {
@@ -247,13 +248,6 @@ impl LayerJobs<'_> {
             let task = self.worker.task(fetch.run());
             self.fetches.push(Box::pin(async move { (at, task.join().await) }));
         }
-    }
-
-    /// Applies the end of a fetch. Fails if it failed.
-    fn apply(&mut self, at: usize, fetched: Result<StagedLayer, PullError>) -> Result<(), PullError> {
-        let staged = fetched?;
-        self.jobs[at].update(|state| state.fetched(staged));
-        Ok(())
     }
 
     /// Claims a layer that another pull gave up, or that must be fetched for this chain.
@@ -288,7 +282,10 @@ impl LayerJobs<'_> {
         while matches!(self.jobs[at].state, LayerState::Waiting(_)) {
             tokio::select! {
                 layer = &mut ended => self.jobs[at].update(|state| state.other_ended(layer)),
-                Some((at, fetched)) = self.fetches.next() => self.apply(at, fetched)?,
+                Some((at, fetched)) = self.fetches.next() => {
+                    let staged = fetched?;
+                    self.jobs[at].update(|state| state.fetched(staged));
+                }
                 _ = checks.tick() => self.claim_slow_layers().await?,
             }
             self.begin_fetches();
@@ -315,7 +312,7 @@ impl LayerJobs<'_> {
     async fn merge(&mut self, at: usize, below: &[LayerHandle]) -> Result<(), PullError> {
         let job = &mut self.jobs[at];
         let LayerState::Unpacked(claim, staged) = std::mem::take(&mut job.state) else { return Ok(()) };
-        let StagedLayer { staging, unpacked, file, source, blob } = staged;
+        let StagedLayer { staging, unpacked, file, bytes, blob } = staged;
         let (planned, lowers) = (job.planned.clone(), below.to_vec());
         let is_merged = !unpacked.pending.is_empty();
         let permit = if is_merged { Some(self.puller.permit_lowers(below).await?) } else { None };
@@ -343,7 +340,7 @@ impl LayerJobs<'_> {
             };
             let layer = staging.finish(&LayerKey::from(id), facts, file.file, &blob)?;
             // Its bytes are of no more use: if the image is not committed now, the layer itself is kept for the next attempt.
-            if let LayerSource::Ingest(ingest) = source {
+            if let LayerBytes::Ingest(ingest) = bytes {
                 ingest.discard()?;
             }
             Ok::<_, PullError>(layer)

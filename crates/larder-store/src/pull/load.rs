@@ -4,16 +4,18 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use larder::backend::ProgressReporter;
 use larder::reference::Reference;
 
 use super::fetch_layer::LayerOrigin;
 use super::plan::PullPlan;
+use super::pull_progress::PullProgress;
 use super::pull_workers::{PullWorkers, blocking};
 use super::{PullError, StorePuller, unmounted};
 use crate::store::admission::InsufficientSpace;
 use crate::store::commit::names_of;
 use crate::store::import::{Import, ImportError, ImportImage, ImportSource, LeftOutManifest};
-use crate::store::{ImageCommit, ImageRecord, Store};
+use crate::store::{ImageCommit, ImageRecord, Store, StoreError};
 
 /// An image that is present now.
 #[derive(Debug, Clone)]
@@ -26,6 +28,8 @@ pub struct LoadedImage {
     pub digests: Vec<String>,
     /// Tags without a repository that it had in the archive. Without a `base_name` they name nothing.
     pub bare_tags: Vec<String>,
+    /// What its containers will miss, a sentence each.
+    pub warnings: Vec<String>,
 }
 
 /// Images of an archive that are present now.
@@ -79,28 +83,22 @@ impl StorePuller {
         image: &ImportImage,
         workers: &PullWorkers,
     ) -> Result<LoadedImage, PullError> {
+        let progress = PullProgress::begin(&ProgressReporter::unwatched());
         let plan = PullPlan::new(&image.manifest, &image.parsed_config, image.config.clone());
-        let origin = LayerOrigin::Import(import.clone());
-        let claims = self.claim(&origin, &plan).await?;
-        let missing = plan.to_fetch(&claims);
-        self.admit(&origin, &plan, &missing).await?;
-        let layers = self.complete_layers(&origin, &plan, claims, workers.worker()).await?;
-        let commit = ImageCommit {
-            names: image.names.clone(),
-            config: plan.config.clone(),
-            manifests: image.manifests.clone(),
-            has_digest: image.has_digest,
-            layers: plan.committed(layers),
-            downloads: Vec::new(),
-            pinned: false,
-            preloaded: true,
-            end_lease: None,
-        };
-        let (tags, digests) = names_of(&commit);
+        let origin = LayerOrigin::Import { import: Arc::clone(import), progress: Arc::clone(&progress) };
+        let acquired = self.acquire_layers(&origin, plan, None, workers).await?;
+        let (names, manifests) = (image.names.clone(), image.manifests.clone());
+        let has_digest = image.has_digest;
         let store = self.store.clone();
         // A worker of the load: if the caller gives up now, the image may still appear.
-        let committed = workers.worker().blocking(move || store.commit(&commit, SystemTime::now())).await??;
-        Ok(LoadedImage { image: committed, tags, digests, bare_tags: image.bare_tags.clone() })
+        let commit = move || {
+            let commit = ImageCommit { has_digest, preloaded: true, ..acquired.commit(names, manifests) };
+            Ok::<_, StoreError>((store.commit(&commit, SystemTime::now())?, names_of(&commit)))
+        };
+        let (committed, (tags, digests)) = workers.worker().blocking(commit).await??;
+        let (bare_tags, warnings) =
+            (image.bare_tags.clone(), self.image_warnings(&image.parsed_config, &progress));
+        Ok(LoadedImage { image: committed, tags, digests, bare_tags, warnings: warnings.collect() })
     }
 }
 

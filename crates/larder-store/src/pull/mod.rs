@@ -50,10 +50,10 @@ use crate::store::{
 };
 use crate::unpack::{BackgroundSyncer, UnpackLimits, UnpackOptions, UnpackThreads};
 use fetch_layer::LayerOrigin;
-use larder_registry::manifest::PlatformMatcher;
+use larder_registry::manifest::{ImageConfig, PlatformMatcher};
 use larder_registry::{ImageDocuments, RegistryClient};
 use open_files::OpenFileBudget;
-use plan::PullPlan;
+use plan::{PlannedLayer, PullPlan};
 use pull_progress::PullProgress;
 use pull_workers::{EndingPulls, PullWorker, PullWorkers, blocking};
 use pulls_in_progress::{PullInProgress, PullsInProgress};
@@ -97,19 +97,33 @@ impl Default for StorePullConfig {
     }
 }
 
-/// An image whose layers are all unpacked.
-struct AcquiredImage {
-    documents: ImageDocuments,
+/// The layers of an image, all unpacked. Dropped after their commit.
+struct AcquiredLayers {
     plan: PullPlan,
     layers: Vec<LayerHandle>,
     /// Downloads of its layers.
     downloads: Vec<Digest>,
-    /// The lease of the pull.
-    lease: String,
-    /// Until the image is committed.
-    running: Arc<PullInProgress>,
-    /// Until the layers are committed.
+    /// The lease of the pull; a load has none.
+    lease: Option<String>,
+    _running: Arc<PullInProgress>,
     _archives: ArchiveReferences,
+}
+
+impl AcquiredLayers {
+    /// The commit of a pulled image with these layers.
+    fn commit(&self, names: Vec<Reference>, manifests: Vec<(Digest, Vec<u8>)>) -> ImageCommit {
+        ImageCommit {
+            names,
+            config: self.plan.config.clone(),
+            manifests,
+            has_digest: true,
+            layers: self.plan.committed(&self.layers),
+            downloads: self.downloads.clone(),
+            pinned: false,
+            preloaded: false,
+            end_lease: self.lease.clone(),
+        }
+    }
 }
 
 /// How long the fetched bytes and finished layers of a failed pull are retained for a retry, unless space is needed.
@@ -195,39 +209,36 @@ impl StorePuller {
         workers: &PullWorkers,
     ) -> Result<ImageRecord, PullError> {
         let progress = PullProgress::begin(reporter);
-        let acquired = Box::pin(self.acquire(name, credential, &progress, workers)).await?;
-        self.warn_of_image(&acquired.documents, &progress);
-        progress.commit();
-        let running = Arc::clone(&acquired.running);
-        let commit = Self::commit_of(name, acquired);
-        let store = self.store.clone();
+        let (documents, acquired) = Box::pin(self.acquire(name, credential, &progress, workers)).await?;
+        self.image_warnings(&documents.config, &progress).for_each(|warning| progress.warn(warning));
+        progress.set_committing();
+        let (store, names, manifests) = (self.store.clone(), vec![name.clone()], manifests_of(&documents));
         // A worker of the pull: if the caller gives up now, the image may still appear.
-        let committed = workers.worker().blocking(move || store.commit(&commit, SystemTime::now()));
-        let committed = traced_commit(name, async { committed.await?.map_err(PullError::from) }).await?;
-        drop(running);
-        Ok(committed)
+        let commit = move || store.commit(&acquired.commit(names, manifests), SystemTime::now());
+        let committed = workers.worker().blocking(commit);
+        traced_commit(name, async { committed.await?.map_err(PullError::from) }).await
     }
 
-    /// Says what containers of the image will miss.
-    fn warn_of_image(&self, documents: &ImageDocuments, progress: &PullProgress) {
-        let (built_for, platform) = (&documents.config.platform, &self.config.platform);
-        if !built_for.os.is_empty() && platform.rank(built_for).is_none() {
-            progress.warn(format!("built for {built_for}, not for {}", platform.wanted()));
-        }
-        match progress.skipped_xattrs() {
-            0 => {}
-            count => progress.warn(format!("{count} extended attributes that no kernel takes were left out")),
-        }
+    /// Lists what containers of the image will miss.
+    fn image_warnings(&self, config: &ImageConfig, progress: &PullProgress) -> impl Iterator<Item = String> {
+        let (built_for, platform) = (&config.platform, &self.config.platform);
+        let is_foreign = !built_for.os.is_empty() && platform.rank(built_for).is_none();
+        let foreign = is_foreign.then(|| format!("built for {built_for}, not for {}", platform.wanted()));
+        let skipped = match progress.skipped_xattrs() {
+            0 => None,
+            count => Some(format!("{count} extended attributes that no kernel takes were left out")),
+        };
+        foreign.into_iter().chain(skipped)
     }
 
-    /// Resolves `name` and acquires all its layers, which are not durable yet.
+    /// Resolves `name` and acquires all its layers.
     async fn acquire(
         &self,
         name: &Reference,
         credential: Option<&Credential>,
         progress: &Arc<PullProgress>,
         workers: &PullWorkers,
-    ) -> Result<AcquiredImage, PullError> {
+    ) -> Result<(ImageDocuments, AcquiredLayers), PullError> {
         let watched = Arc::clone(progress);
         let session =
             self.client.session(name, credential)?.with_watcher(move |notice| watched.notice(&notice));
@@ -240,20 +251,35 @@ impl StorePuller {
         };
         let documents = session.documents_with_known_configs(&self.config.platform, &known);
         let documents = traced_resolve(name, documents).await?;
-        let plan = PullPlan::of(&documents);
         let login = TransferLogin::from(credential);
         let origin = LayerOrigin::Registry { session, progress: Arc::clone(progress), login };
+        let plan = PullPlan::of(&documents);
+        let acquired = Box::pin(self.acquire_layers(&origin, plan, Some(name), workers)).await?;
+        Ok((documents, acquired))
+    }
+
+    /// Acquires all layers of a plan, which are not durable yet. A pull of `name` takes a lease on what a retry can use; a
+    /// load has its archive for that.
+    async fn acquire_layers(
+        &self,
+        origin: &LayerOrigin,
+        plan: PullPlan,
+        name: Option<&Reference>,
+        workers: &PullWorkers,
+    ) -> Result<AcquiredLayers, PullError> {
         let downloads: Vec<Digest> = plan.layers.iter().map(|layer| origin.blob(layer).download()).collect();
         // Before the claims: a resumable layer must not be reclaimed in between.
         let archives = self.store.reference_archives(downloads.iter().cloned());
-        let running = self.running.begin(&plan, progress);
-        let claims = self.claim(&origin, &plan).await?;
-        let missing = plan.to_fetch(&claims);
-        self.admit(&origin, &plan, &missing).await?;
-        let lease = self.lease_of(name, &plan, &downloads, &claims).await?;
-        progress.layers(&plan, &claims);
-        let layers = Box::pin(self.complete_layers(&origin, &plan, claims, workers.worker())).await?;
-        Ok(AcquiredImage { documents, plan, layers, downloads, lease, running, _archives: archives })
+        let running = self.running.begin(&plan, origin.progress());
+        let claims = self.claim(origin, &plan).await?;
+        self.admit(origin, &plan, &claims).await?;
+        let lease = match name {
+            Some(name) => Some(self.lease_of(name, &plan, &downloads, &claims).await?),
+            None => None,
+        };
+        origin.progress().set_layers(&plan, &claims);
+        let layers = Box::pin(self.run_layer_jobs(origin, &plan, claims, workers.worker())).await?;
+        Ok(AcquiredLayers { plan, layers, downloads, lease, _running: running, _archives: archives })
     }
 
     /// Refuses a pull that would fill the disk, after space beside images was reclaimed: what has expired, and if that is
@@ -262,14 +288,14 @@ impl StorePuller {
         &self,
         origin: &LayerOrigin,
         plan: &PullPlan,
-        missing: &[(usize, u64)],
+        claims: &[ClaimOutcome],
     ) -> Result<(), PullError> {
+        let missing: Vec<&PlannedLayer> = plan.to_fetch(claims).collect();
         if missing.is_empty() {
             return Ok(());
         }
-        let sizes: Vec<u64> = missing.iter().map(|(_, size)| *size).collect();
-        let archives: Vec<Digest> =
-            missing.iter().map(|(at, _)| origin.blob(&plan.layers[*at]).download()).collect();
+        let sizes: Vec<u64> = missing.iter().map(|layer| layer.descriptor.size).collect();
+        let archives: Vec<Digest> = missing.iter().map(|layer| origin.blob(layer).download()).collect();
         let (store, reserve) = (self.store.clone(), self.config.reserve);
         let fits = move || {
             store.sweep(&ClockReading::now())?;
@@ -344,25 +370,6 @@ impl StorePuller {
         Ok(id)
     }
 
-    fn commit_of(name: &Reference, acquired: AcquiredImage) -> ImageCommit {
-        let AcquiredImage { documents, plan, layers, downloads, lease, .. } = acquired;
-        let mut manifests = vec![(documents.target.descriptor.digest.clone(), documents.target.raw.to_vec())];
-        if documents.manifest.descriptor.digest != documents.target.descriptor.digest {
-            manifests.push((documents.manifest.descriptor.digest.clone(), documents.manifest.raw.to_vec()));
-        }
-        ImageCommit {
-            names: vec![name.clone()],
-            config: plan.config.clone(),
-            manifests,
-            has_digest: true,
-            layers: plan.committed(layers),
-            downloads,
-            pinned: false,
-            preloaded: false,
-            end_lease: Some(lease),
-        }
-    }
-
     /// How a layer of `size` compressed bytes is unpacked: on two threads if it may be the last one to end, when
     /// the others leave cores idle.
     fn options(&self, size: u64, worker: &PullWorker) -> UnpackOptions {
@@ -378,6 +385,16 @@ impl StorePuller {
             ..UnpackOptions::default()
         }
     }
+}
+
+/// The index, if there is one, and the manifest, with their bytes.
+fn manifests_of(documents: &ImageDocuments) -> Vec<(Digest, Vec<u8>)> {
+    let mut documents = vec![&documents.target, &documents.manifest];
+    documents.dedup_by_key(|document| document.descriptor.digest.clone());
+    documents
+        .into_iter()
+        .map(|document| (document.descriptor.digest.clone(), document.raw.to_vec()))
+        .collect()
 }
 
 /// The config of this digest, if the store has it under a name of this repository, which has thus served it. Blocks.

@@ -45,10 +45,10 @@ impl PullPlan {
         PullPlan { layers, config }
     }
 
-    /// Index and compressed size of each layer that this pull has to fetch itself.
-    pub(super) fn to_fetch(&self, claims: &[ClaimOutcome]) -> Vec<(usize, u64)> {
-        let ours = claims.iter().enumerate().filter(|(_, claim)| matches!(claim, ClaimOutcome::Fetch(_)));
-        ours.map(|(at, _)| (at, self.layers[at].descriptor.size)).collect()
+    /// The layers that this pull has to fetch itself.
+    pub(super) fn to_fetch(&self, claims: &[ClaimOutcome]) -> impl Iterator<Item = &PlannedLayer> {
+        let claimed = self.layers.iter().zip(claims);
+        claimed.filter(|(_, claim)| matches!(claim, ClaimOutcome::Fetch(_))).map(|(layer, _)| layer)
     }
 
     /// Returns true if nothing is fetched: each layer is present, durable, and sure to fit on the layers below.
@@ -59,11 +59,11 @@ impl PullPlan {
     }
 
     /// The layers as a commit takes them.
-    pub(super) fn committed(&self, layers: Vec<LayerHandle>) -> Vec<CommitLayer> {
+    pub(super) fn committed(&self, layers: &[LayerHandle]) -> Vec<CommitLayer> {
         let planned_layers = self.layers.iter().zip(layers);
         planned_layers
             .map(|(planned, layer)| CommitLayer {
-                layer,
+                layer: layer.clone(),
                 digest: planned.descriptor.digest.clone(),
                 size: planned.descriptor.size,
                 media_type: planned.descriptor.media_type.clone(),

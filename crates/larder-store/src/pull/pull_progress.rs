@@ -91,7 +91,7 @@ impl PullProgress {
     }
 
     /// Sets which layers are missing, and whether this pull fetches them.
-    pub(super) fn layers(&self, plan: &PullPlan, claims: &[ClaimOutcome]) {
+    pub(super) fn set_layers(&self, plan: &PullPlan, claims: &[ClaimOutcome]) {
         let ours = |digest: &Digest| {
             let mut layers = plan.layers.iter().zip(claims);
             layers.any(|(planned, claim)| {
@@ -121,7 +121,7 @@ impl PullProgress {
     }
 
     /// Sets the phase of a layer.
-    pub(super) fn set(&self, layer: &Digest, phase: LayerPhase) {
+    pub(super) fn set_phase(&self, layer: &Digest, phase: LayerPhase) {
         let layer = match phase {
             // Layers are done from the bottom up, those that were here as well.
             LayerPhase::Done => self.unsettled(layer).next(),
@@ -150,8 +150,8 @@ impl PullProgress {
         self.reporter.set(self.bytes());
     }
 
-    /// Everything is here.
-    pub(super) fn commit(&self) {
+    /// Sets that all layers are present.
+    pub(super) fn set_committing(&self) {
         self.committing.store(true, Ordering::Relaxed);
     }
 
@@ -305,13 +305,13 @@ mod tests {
         use LayerPhase::{Done, Fetching, Queued};
         let (progress, digests) =
             pull(&[('a', Some(10), Queued), ('b', Some(5), Queued), ('a', None, Queued)]);
-        progress.set(&digests[0], Fetching);
+        progress.set_phase(&digests[0], Fetching);
         progress.notice_of(&digests[0], &FetchNotice::Bytes(4));
         assert_eq!(phases(&progress), [Fetching, Queued, Queued]);
         for (at, expected) in
             [[Done, Queued, Queued], [Done, Done, Queued], [Done; 3]].into_iter().enumerate()
         {
-            progress.set(&digests[at], Done);
+            progress.set_phase(&digests[at], Done);
             assert_eq!(phases(&progress), expected);
         }
     }

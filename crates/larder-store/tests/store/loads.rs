@@ -1,4 +1,4 @@
-//! Streams that the disk has no room for.
+//! Loads: streams that the disk has no room for, and warnings.
 
 use std::io::{Cursor, Read};
 use std::sync::Arc;
@@ -6,12 +6,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use larder_registry::{RegistryClient, RegistryConfig};
 use larder_store::disk::DiskSpace;
-use larder_store::pull::{PullError, StorePullConfig, StorePuller};
+use larder_store::pull::{LoadOutcome, PullError, StorePullConfig, StorePuller};
 use larder_store::store::Store;
 use larder_store::store::import::ImportSource;
+use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
+use serde_json::json;
 
 use crate::help::*;
-use crate::imports::tar_of;
+use crate::imports::{amd64, tar_of};
 
 /// Counts what is read of it.
 struct CountingReader(Cursor<Vec<u8>>, Arc<AtomicUsize>);
@@ -24,15 +26,35 @@ impl Read for CountingReader {
     }
 }
 
-/// Loads an archive where so much must stay free; the error, and how much was read.
-fn load(store: &Store, archive: Vec<u8>, reserve: DiskSpace) -> (PullError, usize) {
-    let config = StorePullConfig { reserve, ..StorePullConfig::default() };
+/// Loads an archive where so much must stay free. Returns how much was read, too.
+fn load(store: &Store, archive: Vec<u8>, reserve: DiskSpace) -> (Result<LoadOutcome, PullError>, usize) {
+    let config = StorePullConfig { reserve, platform: amd64(), ..StorePullConfig::default() };
     let puller = StorePuller::new(store.clone(), RegistryClient::new(RegistryConfig::default()), config);
     let count = Arc::new(AtomicUsize::new(0));
     let from = ImportSource::Stream(Box::new(CountingReader(Cursor::new(archive), Arc::clone(&count))));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let error = runtime.block_on(puller.load(from, None)).expect_err("there is no room");
-    (error, count.load(Ordering::Relaxed))
+    let loaded = runtime.block_on(puller.load(from, None));
+    (loaded, count.load(Ordering::Relaxed))
+}
+
+#[test]
+fn a_load_reports_the_attributes_that_a_layer_leaves_out() {
+    let scratch = TempStore::new();
+    let file = TarBuilderEntry::file("a", "").xattr("user.overlay.opaque", "y").xattr("user.kept", "1");
+    let layer = TarBuilder::new().with(file).finish();
+    let rootfs = json!({ "type": "layers", "diff_ids": [digest(&layer).as_str()] });
+    let config = json!({ "os": "linux", "architecture": "amd64", "rootfs": rootfs }).to_string();
+    let config_name = format!("{}.json", digest(&config).hex());
+    let tags = ["registry.example/app:1"];
+    let manifest = json!([{ "Config": config_name, "RepoTags": tags, "Layers": ["layer.tar"] }]).to_string();
+    let archive = tar_of(&[
+        (config_name, config.into_bytes()),
+        ("layer.tar".to_owned(), layer),
+        ("manifest.json".to_owned(), manifest.into_bytes()),
+    ]);
+    let (loaded, _) = load(&scratch.store, archive, DiskSpace::default());
+    let warnings = loaded.unwrap().images.pop().unwrap().warnings;
+    assert_eq!(warnings, ["1 extended attributes that no kernel takes were left out"]);
 }
 
 #[test]
@@ -47,7 +69,8 @@ fn a_stream_keeps_the_reserve_free() {
         (tar_of(&many), DiskSpace { bytes: 0, inodes: u64::MAX }),
     ] {
         let length = archive.len();
-        let (error, read) = load(store, archive, reserve);
+        let (loaded, read) = load(store, archive, reserve);
+        let error = loaded.expect_err("there is no room");
         let PullError::InsufficientSpace(full) = &error else { panic!("{error:?}") };
         assert_ne!(full.unmounted, DiskSpace::default(), "that of app");
         assert!(error.hint().is_some(), "{error}");
