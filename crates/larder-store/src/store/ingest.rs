@@ -276,8 +276,13 @@ impl IngestInner {
             if state.discarded {
                 return Ok(());
             }
-            let (durable, present) = (state.durable.clone(), state.present.clone());
-            (SavedExtents { boot: self.boot.clone(), size: self.size, durable, present }, state.unnoted)
+            let noted = SavedExtents {
+                boot: self.boot.clone(),
+                size: self.size,
+                durable: state.durable.clone(),
+                present: state.present.clone(),
+            };
+            (noted, state.unnoted)
         };
         let (disk, text) = (&*self.store.disk, serde_json::to_vec(&noted)?);
         replace(disk, &self.dir.join("extents.new"), &self.dir.join(EXTENTS), &text)?;
