@@ -48,7 +48,7 @@ fn parts_of_a_dropped_pull_stop_no_other_task() {
     assert!(world.runs_others_while_dropping(layer, "rename"), "an uncommitted layer");
     let staging = world.store.begin_layer().unwrap();
     assert!(world.runs_others_while_dropping(staging, "rename"), "a partially unpacked layer");
-    let download = world.store.ingest(&digest("blob"), 100).unwrap();
+    let download = world.store.ingest(&blob_of("blob", 100)).unwrap();
     download.write_at(b"0123456789", 0).unwrap();
     assert!(world.runs_others_while_dropping(download, "rename extents"), "a download");
 }
@@ -56,7 +56,7 @@ fn parts_of_a_dropped_pull_stop_no_other_task() {
 #[test]
 fn a_download_whose_note_is_written_stops_no_task() {
     let world = StallingStore::new();
-    let download = world.store.ingest(&digest("blob"), 4 << 20).unwrap();
+    let download = world.store.ingest(&blob_of("blob", 4 << 20)).unwrap();
     for step in ["open extents", "rename extents", "sync_data"] {
         let stall = world.disk.stall(step);
         let writer = download.clone();
