@@ -21,7 +21,7 @@ use larder_registry::FetchErrorKind;
 
 /// A runtime that has the images of the store as well, because it keeps its snapshots there.
 #[async_trait]
-pub trait StoreHook: Send + Sync {
+pub trait AttachedRuntime: Send + Sync {
     /// Runs after an image, or a name of one, was committed. The image stays in the store if this fails; the call that
     /// committed it fails.
     async fn after_commit(&self, image: &ImageName) -> Result<(), BackendError>;
@@ -42,7 +42,7 @@ pub trait StoreHook: Send + Sync {
 #[derive(Clone)]
 pub struct StoreBackend {
     puller: Arc<StorePuller>,
-    hook: Option<Arc<dyn StoreHook>>,
+    hook: Option<Arc<dyn AttachedRuntime>>,
 }
 
 impl StoreBackend {
@@ -53,7 +53,7 @@ impl StoreBackend {
 
     /// The store with a runtime that has its images as well.
     #[must_use]
-    pub fn with_hook(self, hook: Arc<dyn StoreHook>) -> StoreBackend {
+    pub fn with_hook(self, hook: Arc<dyn AttachedRuntime>) -> StoreBackend {
         StoreBackend { hook: Some(hook), ..self }
     }
 
@@ -229,7 +229,7 @@ impl ImageOrigins for StoreBackend {
     }
 
     async fn settle_pulls(&self) {
-        self.puller.settle().await;
+        self.puller.wait_for_abandoned().await;
     }
 }
 

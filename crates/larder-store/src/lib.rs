@@ -4,8 +4,8 @@
 //! larder-registry -> ingest -> unpack -> store -> mounts
 //! ```
 //!
-//! `pull` fetches an image with `larder-registry`; `unpack` turns one layer archive into one directory that serves as
-//! an overlay lower; `store` keeps layers and images and makes an image visible in one transaction, after everything
+//! `pull` fetches an image with `larder-registry`; `unpack` turns one layer archive into one EROFS file, which is mounted
+//! as an overlay lower; `store` keeps layers and images and makes an image visible in one transaction, after everything
 //! it needs is durable. Read [`pull::StorePuller::pull`] first.
 
 pub mod backend;

@@ -88,7 +88,7 @@ pub enum SlotRecall {
     /// When it is slow and other work waits. Slow work waits in order of arrival.
     OwnRate,
     /// When it is slow and faster work waits: work that was slow once keeps its slot from other slow work.
-    Slow,
+    SlowerThanWaiter,
     /// When it is slow and other work waits, or when its registry has several slots and that of waiting work has none; in
     /// the same way among the repositories of a registry.
     LargestShare,
@@ -141,7 +141,7 @@ impl Scheduler {
     /// that a registry with all its slots leaves as many to others.
     pub fn for_layers(of_registry: usize) -> Scheduler {
         let of_registry = of_registry.max(1);
-        let scheduler = Scheduler::new(of_registry.saturating_mul(2), SlotRecall::Slow);
+        let scheduler = Scheduler::new(of_registry.saturating_mul(2), SlotRecall::SlowerThanWaiter);
         scheduler.state().slots_of_registry = of_registry;
         scheduler
     }
@@ -231,7 +231,7 @@ impl SchedulerState {
             !self.is_slow(fast) && self.is_slow(slow) && fast.may_displace(slow)
         };
         let share = |running: &ScheduledWork| match self.of_registry(waiting) {
-            _ if self.recall == SlotRecall::Slow => 0,
+            _ if self.recall == SlotRecall::SlowerThanWaiter => 0,
             0 => self.of_registry(running),
             _ if self.of_repository(waiting) == 0 && running.registry == waiting.registry => {
                 self.of_repository(running)
@@ -328,7 +328,7 @@ impl WorkSlot {
     /// Returns true if slow work in this slot must give it to other slow work as well.
     fn is_wanted(&self) -> bool {
         let state = self.scheduler.state();
-        let work = state.work(self.id).filter(|_| state.recall != SlotRecall::Slow);
+        let work = state.work(self.id).filter(|_| state.recall != SlotRecall::SlowerThanWaiter);
         work.is_some_and(|work| state.waiting.iter().any(|waiting| waiting.work.may_displace(&work)))
     }
 }

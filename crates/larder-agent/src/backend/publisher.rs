@@ -22,7 +22,7 @@ use larder::retention::{Retention, RetentionError, RetentionSource, SourceScope}
 use larder::retry::retry_until;
 use larder_containerd::{ContainerdUses, ForeignName, ImagePublisher, PublishedImage, SharedSnapshots};
 use larder_cri::{CriBackend, CriConfig, Endpoint};
-use larder_store::backend::{StoreBackend, StoreHook};
+use larder_store::backend::{AttachedRuntime, StoreBackend};
 use larder_store::store::{ImageRecord, Store, StoreError};
 use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
@@ -365,7 +365,7 @@ fn named_documents(record: &ImageRecord) -> Vec<(String, Digest)> {
 }
 
 #[async_trait]
-impl StoreHook for StorePublisher {
+impl AttachedRuntime for StorePublisher {
     async fn after_commit(&self, image: &ImageName) -> Result<(), BackendError> {
         self.publish(image).await
     }

@@ -3,9 +3,9 @@
 //! ```text
 //! the claim        -> Claimed, or Waiting (another pull fetches it), or Present (in the store)
 //! Claimed          -> Fetching -> Unpacked -> Ready (merged with the layers below)
-//! Waiting          -> Present, or Abandoned (the other pull gave up, or is slow)
-//! Present          -> Ready, or Abandoned (it does not fit on the layers below)
-//! Abandoned        -> the claim
+//! Waiting          -> Present, or Unclaimed (the other pull gave up, or is slow)
+//! Present          -> Ready, or Unclaimed (it does not fit on the layers below)
+//! Unclaimed        -> the claim
 //! ```
 //!
 //! Layers are claimed from the bottom up and fetched all at once, within the bounds of the scheduler. They become ready
@@ -53,7 +53,7 @@ const SLOW_CHECK: Duration = Duration::from_secs(1);
 enum LayerState<C, W, U, L> {
     /// Nothing fetches it for this pull: it must be claimed.
     #[default]
-    Abandoned,
+    Unclaimed,
     /// Another pull fetches it.
     Waiting(W),
     /// This pull fetches it next.
@@ -82,7 +82,7 @@ impl<C, W, U, L> LayerState<C, W, U, L> {
     fn other_ended(self, layer: Option<L>) -> Self {
         match (self, layer) {
             (LayerState::Waiting(_), Some(layer)) => LayerState::Present(layer),
-            (LayerState::Waiting(_), None) => LayerState::Abandoned,
+            (LayerState::Waiting(_), None) => LayerState::Unclaimed,
             (state, _) => state,
         }
     }
@@ -107,7 +107,7 @@ impl<C, W, U, L> LayerState<C, W, U, L> {
     fn released(self) -> Self {
         match self {
             LayerState::Present(_) | LayerState::Ready(_) => self,
-            _ => LayerState::Abandoned,
+            _ => LayerState::Unclaimed,
         }
     }
 
@@ -116,7 +116,7 @@ impl<C, W, U, L> LayerState<C, W, U, L> {
     fn checked(self, fits: bool) -> Self {
         match self {
             LayerState::Present(layer) if fits => LayerState::Ready(layer),
-            LayerState::Present(_) => LayerState::Abandoned,
+            LayerState::Present(_) => LayerState::Unclaimed,
             state => state,
         }
     }
@@ -211,7 +211,7 @@ impl LayerJobs<'_> {
         loop {
             self.begin_fetches();
             match &self.jobs[at].state {
-                LayerState::Abandoned => self.claim_again(at).await?,
+                LayerState::Unclaimed => self.claim_again(at).await?,
                 LayerState::Waiting(wait) => {
                     let ended = wait.ended();
                     self.wait_for_other(at, ended).await?;
@@ -314,7 +314,7 @@ impl LayerJobs<'_> {
         let LayerState::Unpacked(claim, staged) = std::mem::take(&mut job.state) else { return Ok(()) };
         let StagedLayer { staging, unpacked, file, bytes, blob } = staged;
         let (planned, lowers) = (job.planned.clone(), below.to_vec());
-        let is_merged = !unpacked.pending.is_empty();
+        let is_merged = !unpacked.lower_work.is_empty();
         let permit = if is_merged { Some(self.puller.permit_lowers(below).await?) } else { None };
         let progress = Arc::<UnpackProgress>::default();
         let _cancel = CancelUnpackOnDrop(Arc::clone(&progress));
@@ -326,12 +326,12 @@ impl LayerJobs<'_> {
                 Some(_) if file.needs_nearest_only() => 1,
                 Some(_) => lowers.len(),
             };
-            if unpacked.pending.cross_layer_links > 0 {
+            if unpacked.lower_work.cross_layer_links > 0 {
                 check_content(&lowers, &progress).map_err(failed)?;
             }
             let lowers = open_lowers(&lowers, visible).map_err(failed)?;
             let file = file.finish(&lowers, &progress).map_err(failed)?;
-            let id = if file.changed { &planned.chain_id } else { &planned.diff_id };
+            let id = if file.depends_on_lowers { &planned.chain_id } else { &planned.diff_id };
             let facts = LayerMetadata {
                 diff_id: planned.diff_id.clone(),
                 digest: planned.descriptor.digest.clone(),
@@ -432,20 +432,20 @@ mod tests {
     fn a_layer_that_another_pull_fetches_is_present_then_or_claimed_again() {
         let waiting = || TestState::claimed(Claimed::Wait("wait"));
         assert_eq!(waiting().other_ended(Some("layer")), LayerState::Present("layer"));
-        assert_eq!(waiting().other_ended(None), LayerState::Abandoned);
+        assert_eq!(waiting().other_ended(None), LayerState::Unclaimed);
     }
 
     #[test]
     fn a_present_layer_is_ready_only_if_it_fits() {
         assert_eq!(TestState::Present("layer").checked(true), LayerState::Ready("layer"));
-        assert_eq!(TestState::Present("layer").checked(false), LayerState::Abandoned);
+        assert_eq!(TestState::Present("layer").checked(false), LayerState::Unclaimed);
     }
 
     #[test]
     fn released_claims_are_claimed_again() {
         let waiting = TestState::Waiting("wait");
         for state in [waiting, TestState::Claimed(CLAIM), fetching(), fetching().fetched("staged")] {
-            assert_eq!(state.released(), LayerState::Abandoned);
+            assert_eq!(state.released(), LayerState::Unclaimed);
         }
         assert_eq!(TestState::Ready("layer").released(), LayerState::Ready("layer"));
         assert_eq!(TestState::Present("layer").released(), LayerState::Present("layer"));

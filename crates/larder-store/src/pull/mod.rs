@@ -183,7 +183,7 @@ impl StorePuller {
     }
 
     /// Waits until no pull that has failed or was dropped can make an image present any more.
-    pub async fn settle(&self) {
+    pub async fn wait_for_abandoned(&self) {
         self.ending.wait().await;
     }
 

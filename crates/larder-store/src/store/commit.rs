@@ -24,7 +24,7 @@ use super::layers::LayerHandle;
 use super::listing::put_image;
 use super::records::{ImageLayer, ImageRecord, LayerKey, LayerRecord, LeaseRecord, UnpackRatio, seconds};
 use super::references::ReferencedItem;
-use super::shared_sync::{SharedSync, sync_each};
+use super::sync_descriptor::{SyncDescriptor, sync_each};
 use super::transfers::put_transfers;
 use super::usage::taken;
 use crate::disk::{DiskSpace, SizeAccuracy, measure};
@@ -250,7 +250,7 @@ impl OpenStore {
 /// Makes uncommitted layers durable, and what was written since `writes` began.
 fn sync_layers(
     doing: &'static str,
-    writes: Arc<SharedSync>,
+    writes: Arc<SyncDescriptor>,
     layers: &[LayerHandle],
 ) -> Result<(), StoreError> {
     let uncommitted = || layers.iter().filter(|layer| layer.is_uncommitted());

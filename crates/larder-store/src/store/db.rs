@@ -1,4 +1,4 @@
-//! The index: the only module, with its submodules, that uses SQLite.
+//! The database: the only module, with its submodules, that uses SQLite.
 //!
 //! Tables map text to a record, written as JSON. Reads see a snapshot of the moment in which they
 //! began and never wait for writes. A write is durable when it returns, or it did not happen.

@@ -15,7 +15,7 @@ use super::layers::UncommittedLayers;
 use super::layout::StoreLayout;
 use super::lock::StoreLock;
 use super::references::ReferenceCounts;
-use super::shared_sync::SharedSync;
+use super::sync_descriptor::SyncDescriptor;
 use super::trash::Trash;
 use crate::disk::{Disk, SizeAccuracy};
 use crate::erofs::LayerMountKind;
@@ -47,7 +47,7 @@ pub(crate) struct OpenStore {
     pub(crate) extractions: ExtractionLocks,
     pub(crate) begun_uses: BegunUses,
     /// For what is written from now on; `None` until the first write.
-    pub(super) writes: Mutex<Option<Arc<SharedSync>>>,
+    pub(super) writes: Mutex<Option<Arc<SyncDescriptor>>>,
     pub(super) _lock: StoreLock,
 }
 
@@ -57,13 +57,13 @@ impl OpenStore {
     }
 
     /// The descriptor for what is written from now on.
-    pub(super) fn begin_writes(&self) -> io::Result<Arc<SharedSync>> {
+    pub(super) fn begin_writes(&self) -> io::Result<Arc<SyncDescriptor>> {
         let mut current = self.writes.lock();
         if let Some(shared) = current.as_ref().filter(|shared| !shared.has_failed()) {
             return Ok(shared.clone());
         }
         let filesystem = self.disk.open_sync(self.layout.root())?;
-        Ok(current.insert(Arc::new(SharedSync::new(filesystem))).clone())
+        Ok(current.insert(Arc::new(SyncDescriptor::new(filesystem))).clone())
     }
 }
 

@@ -326,11 +326,6 @@ pub struct IngestReader {
 }
 
 impl IngestReader {
-    /// How many bytes were read.
-    pub fn position(&self) -> u64 {
-        self.at
-    }
-
     /// Waits until there is something to read; gives how much, 0 at the end of the blob.
     fn wait(&self) -> io::Result<u64> {
         let inside = &self.file.0;

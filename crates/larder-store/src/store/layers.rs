@@ -25,8 +25,8 @@ use super::layer_file::{LAYER_FILE, write_record};
 use super::records::{LayerKey, LayerMetadata, LayerRecord, MountRecord};
 use super::references::{ItemReference, ReferencedItem};
 use super::resumable_list::{LayerRecordFile, ResumableLayers, UncommittedLayer};
-use super::shared_sync::{SharedSync, has_failed};
 use super::snapshot_records::mountable_layers;
+use super::sync_descriptor::{SyncDescriptor, has_failed};
 use crate::disk::{DiskSpace, FileOpenMode, measure};
 use crate::erofs::ErofsFile;
 use crate::unpack::{LayerReader, open_layer, read_implied};
@@ -42,7 +42,7 @@ struct LayerHandleInner {
     /// No commit has made it durable yet.
     uncommitted: AtomicBool,
     /// Opened before its first write. `None` if it is durable, or if a dead process wrote it.
-    written: Option<Arc<SharedSync>>,
+    written: Option<Arc<SyncDescriptor>>,
     /// Not completely written to disk.
     lost: AtomicBool,
     /// Sources that have sent the layer.
@@ -83,7 +83,7 @@ impl LayerHandle {
     }
 
     /// Returns the sync that makes the layer durable; `None` if a dead process wrote it.
-    pub(super) fn written(&self) -> Option<&Arc<SharedSync>> {
+    pub(super) fn written(&self) -> Option<&Arc<SyncDescriptor>> {
         self.0.written.as_ref()
     }
 
@@ -190,7 +190,7 @@ impl KeyedLayer for LayerHandle {
 pub struct LayerStaging {
     store: Arc<OpenStore>,
     dir: PathBuf,
-    written: Arc<SharedSync>,
+    written: Arc<SyncDescriptor>,
     finished: bool,
 }
 
@@ -203,62 +203,40 @@ impl LayerStaging {
     /// Moves the layer into the store: its file, with what the store knows of the layer behind it. It is visible and durable
     /// only after an image was committed with it. `source` has sent the bytes of the layer.
     pub fn finish(
-        self,
+        mut self,
         key: &LayerKey,
         facts: LayerMetadata,
         file: ErofsFile,
         source: &BlobSource,
     ) -> Result<LayerHandle, StoreError> {
         let transfers = vec![source.clone()];
-        let (path, record) = self.complete(key, facts, file, &transfers)?;
-        let (store, dir) = (self.store.clone(), self.dir.clone());
-        let layer = self.place(&path, record, transfers)?;
+        let path = self.dir.join(LAYER_FILE);
+        let record = self.complete(&path, key, facts, file, &transfers)?;
+        let written = Some(self.written.clone());
+        let layer = self.store.place(&path, UncommittedLayer { record, written, transfers })?;
+        self.finished = true;
         // If this fails too, the rest is removed when the store is opened.
-        let _ = store.disk.remove_tree(&dir, &|| true).or_else(|_| store.discard(&dir));
-        store.add_transfer(&layer, source)?;
+        let _ = self.store.disk.remove_tree(&self.dir, &|| true).or_else(|_| self.store.discard(&self.dir));
+        self.store.add_transfer(&layer, source)?;
         Ok(layer)
     }
 
-    /// Writes what the store knows of a layer to the end of its file. Returns the file and the layer's record.
+    /// Writes what the store knows of a layer to the end of its file. Returns the layer's record.
     fn complete(
         &self,
+        path: &Path,
         key: &LayerKey,
         facts: LayerMetadata,
         erofs: ErofsFile,
         transfers: &[BlobSource],
-    ) -> Result<(PathBuf, LayerRecord), StoreError> {
-        let doing = "record a layer";
-        let path = self.dir.join(LAYER_FILE);
-        let file = self.store.disk.open(&path, FileOpenMode::Existing).context(doing)?;
-        let end = erofs.bytes;
-        let mut record = LayerStaging::record(key, facts, erofs);
+    ) -> Result<LayerRecord, StoreError> {
+        let (doing, end, usage) = ("record a layer", erofs.bytes, DiskSpace::default());
+        let file = self.store.disk.open(path, FileOpenMode::Existing).context(doing)?;
+        let mut record = LayerRecord { key: key.clone(), facts, erofs, usage, present: true, damaged: false };
         write_record(&*file, end, &self.copy_of(&record, transfers)?).context(doing)?;
-        record.usage = measure(&path).context("measure a layer")?;
+        record.usage = measure(path).context("measure a layer")?;
         write_record(&*file, end, &self.copy_of(&record, transfers)?).context(doing)?;
-        Ok((path, record))
-    }
-
-    fn record(key: &LayerKey, facts: LayerMetadata, erofs: ErofsFile) -> LayerRecord {
-        LayerRecord {
-            key: key.clone(),
-            facts,
-            erofs,
-            usage: DiskSpace::default(),
-            present: true,
-            damaged: false,
-        }
-    }
-
-    fn place(
-        mut self,
-        from: &Path,
-        record: LayerRecord,
-        transfers: Vec<BlobSource>,
-    ) -> Result<LayerHandle, StoreError> {
-        let written = Some(self.written.clone());
-        let layer = self.store.place(from, UncommittedLayer { record, written, transfers })?;
-        self.finished = true;
-        Ok(layer)
+        Ok(record)
     }
 
     fn copy_of(&self, record: &LayerRecord, transfers: &[BlobSource]) -> Result<Vec<u8>, StoreError> {
@@ -280,7 +258,7 @@ impl Drop for LayerStaging {
 
 impl Store {
     /// Finds a layer that `source` may use, or claims its fetch for one caller, so that a blob that several pulls need is
-    /// fetched once from each repository.
+    /// fetched once from each registry with each credential.
     ///
     /// `chain_id` is that of the layers up to this one; it names the layer where its content depends on them.
     pub fn claim(

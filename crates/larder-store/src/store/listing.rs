@@ -66,9 +66,9 @@ struct ListedLayer {
     key: LayerKey,
 }
 
-/// The state of a [`LayerRecord`].
+/// Whether a layer is damaged, of its [`LayerRecord`].
 #[derive(Deserialize)]
-struct LayerState {
+struct LayerDamage {
     damaged: bool,
 }
 
@@ -76,8 +76,8 @@ struct LayerState {
 pub(crate) fn has_damaged_layer(source: &impl DbRead, id: &str) -> DbResult<bool> {
     let Some(ListedLayers { layers }) = source.get(IMAGES, id)? else { return Ok(false) };
     for layer in &layers {
-        let state = source.get::<LayerState>(LAYERS, layer.key.as_str())?;
-        if state.is_some_and(|state| state.damaged) {
+        let found = source.get::<LayerDamage>(LAYERS, layer.key.as_str())?;
+        if found.is_some_and(|layer| layer.damaged) {
             return Ok(true);
         }
     }

@@ -2,7 +2,9 @@
 //! files.
 //!
 //! Two conditions retain a download or a resumable layer. A running pull holds its archives ([`Store::reference_archives`]),
-//! whatever the trigger. And until space is needed, the lease of an ended pull retains what the next attempt can use.
+//! whatever the trigger. And until space is needed, the lease of an ended pull retains what the next attempt can use, also
+//! across restarts. Such a lease is no source of [retention](larder::retention), which is about images: leases on images are
+//! in the [`RemovalGate`](larder::retention::RemovalGate).
 
 use std::collections::HashSet;
 use std::time::{Duration, SystemTime};
@@ -59,6 +61,23 @@ impl Store {
     pub fn reference_archives(&self, archives: impl IntoIterator<Item = Digest>) -> ArchiveReferences {
         let hold = |archive| self.0.references.add(ReferencedItem::Archive(archive));
         ArchiveReferences { _held: archives.into_iter().map(hold).collect() }
+    }
+
+    /// Creates a lease, or replaces the one with this ID. Durable when it returns.
+    pub fn lease(&self, lease: &LeaseRecord) -> Result<(), StoreError> {
+        self.0.db.write("create a lease", |writer| Ok(writer.put(LEASES, &lease.id, lease)?))
+    }
+
+    /// Ends a lease; succeeds if it has already ended.
+    pub fn end_lease(&self, id: &str) -> Result<(), StoreError> {
+        self.0.db.write("end a lease", |writer| Ok(writer.delete(LEASES, id)?))
+    }
+
+    /// The leases that have not expired at `now`.
+    pub fn leases(&self, now: &ClockReading) -> Result<Vec<LeaseRecord>, StoreError> {
+        let mut leases: Vec<LeaseRecord> = self.0.db.read("list leases", |reader| reader.all(LEASES))?;
+        leases.retain(|lease| !lease.left(now).is_zero());
+        Ok(leases)
     }
 
     /// Returns the space that [`reclaim`](Store::reclaim) would free now.

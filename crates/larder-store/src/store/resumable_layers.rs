@@ -3,7 +3,7 @@
 //! They are in `layers` but not in the database. Two conditions bound them. They were not synced, so they are trusted
 //! only until the machine reboots: their record has the boot ID. And they are retained only while a lease names their
 //! archive, such as the lease of an interrupted pull, and no space is needed (`reclaim.rs`). Write errors of a dead process
-//! may be unknown, so a commit compares the layers of one with their manifest, as they are on disk.
+//! may be unknown, so a commit compares the layers of one with the digest of their files, as they are on disk.
 
 use std::collections::HashSet;
 use std::io;
@@ -42,7 +42,7 @@ impl OpenStore {
         Ok(())
     }
 
-    /// Moves a layer's directory to the trash, whichever pull it was retained for.
+    /// Moves a layer's file to the trash, whichever pull it was retained for.
     pub(crate) fn discard_layer(&self, key: &LayerKey) -> io::Result<()> {
         let kept = self.uncommitted_layers.kept.take(key);
         self.discard(&self.layout.layer(key)).inspect_err(|_| {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::blob_source::BlobSource;
 use super::records::{LayerKey, LayerRecord};
-use super::shared_sync::{SharedSync, has_failed};
+use super::sync_descriptor::{SyncDescriptor, has_failed};
 use crate::disk::DiskSpace;
 
 /// Content of a layer's own copy of its record.
@@ -30,7 +30,7 @@ pub(crate) struct LayerRecordFile {
 pub(super) struct UncommittedLayer {
     pub(super) record: LayerRecord,
     /// Opened before its first write; `None` if a dead process wrote it.
-    pub(super) written: Option<Arc<SharedSync>>,
+    pub(super) written: Option<Arc<SyncDescriptor>>,
     /// The sources that have sent it.
     pub(super) transfers: Vec<BlobSource>,
 }
@@ -65,7 +65,7 @@ impl ResumableLayers {
         self.layers().insert(layer.record.key.clone(), layer);
     }
 
-    /// Takes it off the list; its directory is the caller's affair now.
+    /// Takes it off the list; the caller uses or discards its file.
     pub(super) fn take(&self, key: &LayerKey) -> Option<UncommittedLayer> {
         self.layers().remove(key)
     }

@@ -10,7 +10,7 @@ use larder_erofs::EntryProblem;
 
 use super::DetectedCompression;
 
-/// Why a layer could not be unpacked or settled.
+/// Why a layer could not be unpacked, or merged with those below it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnpackError {

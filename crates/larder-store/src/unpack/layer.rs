@@ -27,7 +27,7 @@ pub struct UnpackedLayer {
     /// Entries of the archive, whiteouts included.
     pub entries: u64,
     /// Work that needs the layers below.
-    pub pending: PendingLowerWork,
+    pub lower_work: PendingLowerWork,
     /// Extended attributes that were left out: those of overlays, and those that links cannot have.
     pub skipped_xattrs: u64,
     /// Whether there are whiteouts or opaque directories.

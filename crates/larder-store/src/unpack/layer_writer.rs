@@ -61,8 +61,8 @@ type HiddenFiles = HashMap<(usize, u64), u32>;
 pub struct FinishedLayer {
     /// Size and digest of its file, which is not synced.
     pub file: ErofsFile,
-    /// The layer now fits these lowers only: an owner, a mode or attributes came from them.
-    pub changed: bool,
+    /// The layer fits these lowers only: an owner, a mode or attributes came from them.
+    pub depends_on_lowers: bool,
 }
 
 /// Writes the layer's data. The half of an unpacking that takes plain bytes.
@@ -83,13 +83,13 @@ pub(super) fn write(
     let (mut layer, entries) = PendingLayer::read(&mut archive, path, form, options)?;
     let plain_bytes = archive.finish(expected.diff_id)?;
     record.map_or(Ok(()), ArchiveRecordWriter::finish)?;
-    let pending = layer.pause()?;
+    let lower_work = layer.pause()?;
     let unpacked = UnpackedLayer {
         compression: DetectedCompression::None,
         compressed_bytes: 0,
         plain_bytes,
         entries,
-        pending,
+        lower_work,
         skipped_xattrs: layer.writer.skipped_xattrs(),
         hides_lowers: layer.writer.hides_lowers(),
     };
@@ -273,14 +273,14 @@ impl PendingLayer {
             self.writer.unpark().map_err(|error| writer_error(&self.path, error))?;
         }
         // Before the directories: a copy may imply one.
-        let mut changed = self.copy_lower_files(lowers)?;
+        let mut depends_on_lowers = self.copy_lower_files(lowers)?;
         let implied: Vec<Vec<u8>> = self.writer.implicit_directories().collect();
         for path in &implied {
             self.check_canceled()?;
             let model = directory_of(lowers, path)
                 .map_err(|error| UnpackError::file("inspect in the layers below", path_of(path), error))?;
             if let Some((inode, xattrs)) = &model {
-                changed |= self.describe(path, inode, xattrs)?;
+                depends_on_lowers |= self.describe(path, inode, xattrs)?;
             }
         }
         let finished = self.writer.finish().map_err(|error| writer_error(&self.path, error))?;
@@ -291,7 +291,7 @@ impl PendingLayer {
         }
         let implied_bytes = append_implied(&mut file, &implied).map_err(failed)?;
         let file = file.finish().map_err(failed)?;
-        Ok(FinishedLayer { file: ErofsFile { implied_bytes, ..file }, changed })
+        Ok(FinishedLayer { file: ErofsFile { implied_bytes, ..file }, depends_on_lowers })
     }
 
     /// Makes the hard links to files of the layers below: a file gets a copy in this layer, as an overlay makes one. Returns

@@ -67,11 +67,11 @@ fn an_implied_directory_looks_like_the_one_below() {
         TarBuilderEntry::dir("etc/sub").mode(0o700),
         TarBuilderEntry::dir("plain"),
     ];
-    assert!(!stack.push(below).unwrap().changed);
-    assert!(stack.push(vec![TarBuilderEntry::file("etc/other", "")]).unwrap().changed);
+    assert!(!stack.push(below).unwrap().depends_on_lowers);
+    assert!(stack.push(vec![TarBuilderEntry::file("etc/other", "")]).unwrap().depends_on_lowers);
     let top = ["etc/sub/f", "plain/f", "own/f"].map(|path| TarBuilderEntry::file(path, ""));
     let finished = stack.push(top.to_vec()).unwrap();
-    assert!(finished.changed && finished.file.implied_bytes > 0);
+    assert!(finished.depends_on_lowers && finished.file.implied_bytes > 0);
     assert_eq!(stack.meta("etc"), (0o2750, 3, 4, 99));
     assert_eq!(stack.meta("etc/sub").0, 0o700);
     assert_eq!((stack.meta("own").0, stack.meta("plain").0, stack.meta("").0), (0o755, 0o755, 0o711));
@@ -136,11 +136,11 @@ fn a_layer_that_takes_nothing_from_below_fits_all_lowers() {
         ])
         .unwrap();
     let implied = stack.push(vec![TarBuilderEntry::file("usr/b", "")]).unwrap();
-    assert!(!implied.changed, "it looks as it would alone");
+    assert!(!implied.depends_on_lowers, "it looks as it would alone");
     let complete =
         vec![TarBuilderEntry::dir("."), TarBuilderEntry::dir("usr"), TarBuilderEntry::file("usr/c", "")];
     let complete = stack.push(complete).unwrap();
-    assert!(!complete.changed && complete.file.implied_bytes == 0);
+    assert!(!complete.depends_on_lowers && complete.file.implied_bytes == 0);
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn a_hard_link_to_a_file_of_a_lower_layer_is_a_link_to_a_copy() {
         [("first", "usr/bin/tool"), ("second", "/bin/tool"), ("third", "first"), ("fourth", "own/tool")];
     let links = links.map(|(name, target)| TarBuilderEntry::hard_link(name, target));
     let own = TarBuilderEntry::symlink("own", "usr/bin");
-    assert!(stack.push([own].into_iter().chain(links).collect()).unwrap().changed);
+    assert!(stack.push([own].into_iter().chain(links).collect()).unwrap().depends_on_lowers);
     let copy = stack.inode("usr/bin/tool");
     assert_eq!((copy.mode, copy.uid, copy.gid, copy.nlink, copy.size), (0o4711, 3, 4, 5, 7));
     for name in ["first", "second", "third", "fourth"] {

@@ -17,16 +17,16 @@ use crate::disk::FilesystemSync;
 
 /// A descriptor that several writers share.
 #[derive(Debug)]
-pub(crate) struct SharedSync {
+pub(crate) struct SyncDescriptor {
     filesystem: Box<dyn FilesystemSync>,
     failed: AtomicBool,
     /// Held during a sync: one that overlaps another does not get the error that the other one gets.
     syncing: Mutex<()>,
 }
 
-impl SharedSync {
-    pub(super) fn new(filesystem: Box<dyn FilesystemSync>) -> SharedSync {
-        SharedSync { filesystem, failed: AtomicBool::new(false), syncing: Mutex::new(()) }
+impl SyncDescriptor {
+    pub(super) fn new(filesystem: Box<dyn FilesystemSync>) -> SyncDescriptor {
+        SyncDescriptor { filesystem, failed: AtomicBool::new(false), syncing: Mutex::new(()) }
     }
 
     /// Returns once everything written so far is durable. Fails if a write failed since the descriptor was opened.
@@ -45,12 +45,12 @@ impl SharedSync {
 }
 
 /// Whether what was written may be lost. `None` is the descriptor of a dead process.
-pub(super) fn has_failed(written: Option<&Arc<SharedSync>>) -> bool {
+pub(super) fn has_failed(written: Option<&Arc<SyncDescriptor>>) -> bool {
     written.is_some_and(|written| written.has_failed())
 }
 
 /// Syncs each of these descriptors once.
-pub(super) fn sync_each(mut writes: Vec<Arc<SharedSync>>) -> io::Result<()> {
+pub(super) fn sync_each(mut writes: Vec<Arc<SyncDescriptor>>) -> io::Result<()> {
     writes.sort_unstable_by_key(|shared| Arc::as_ptr(shared).addr());
     writes.dedup_by(|a, b| Arc::ptr_eq(a, b));
     writes.iter().try_for_each(|shared| shared.sync())
