@@ -151,8 +151,8 @@ pub(crate) fn joined_calls(commands: usize) -> String {
     format!("calls of {commands} other larder {}", if commands == 1 { "command" } else { "commands" })
 }
 
-/// Prints a note about calls of so many joined commands, if there are any. Not through [`Printer`](crate::out::Printer), whose lock the command
-/// may hold in a blocked write.
+/// Prints a note about calls of so many joined commands, if there are any. Not through
+/// [`Printer`](crate::printer::Printer), whose lock the command may hold in a blocked write.
 fn print_note(commands: usize, note: impl FnOnce(String) -> String) {
     if commands == 0 {
         return;

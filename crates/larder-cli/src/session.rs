@@ -2,10 +2,13 @@
 //! this process.
 //!
 //! ```text
-//! ImageAccess -> CommandSession::open -> find_server --> a daemon listens: its client
-//!                                                   \--> another command serves these images: its client
-//!                                                    \-> no process does: a node in this one, served to later commands
+//! ImageAccess -> CommandSession::open -> locate_server --> a daemon listens: its client
+//!                                                     \--> another command serves these images: its client
+//!                                                      \-> no process does: a node in this one, served to later commands
 //! ```
+//!
+//! Two waits surround that. `open_images` waits, up to `--timeout`, for another process that has the images open and does not
+//! serve them: it starts, or it ends. For a pull, `open` also waits, up to `--retry-for`, for a backend that answers.
 
 mod access;
 mod exclusive;
@@ -157,7 +160,19 @@ impl CommandSession {
             _ => RetryAdvice::GiveUp,
         };
         let policy = RetryPolicy::unlimited(BACKEND_RETRY, BACKEND_RETRY);
-        retry(&policy, &notes, advice, || self.open_answering(access)).await
+        let open_answering = || async {
+            let client = self.open_images(access).await?;
+            match &*self.server.lock().await {
+                Some(server) => {
+                    server.node().check_backend().await?;
+                    // A backend that did not answer until now has its interrupted pulls resolved.
+                    server.node().recover().await;
+                }
+                None => client.check_backend_health().await?,
+            }
+            Ok(client)
+        };
+        retry(&policy, &notes, advice, open_answering).await
     }
 
     /// Opens images to list them. Returns `None`, after a note, where nothing has been pulled yet into the default store.
@@ -187,24 +202,10 @@ impl CommandSession {
 
     /// Returns the socket of the daemon that serves these images, if one does.
     pub(crate) async fn daemon_socket(&self) -> Option<PathBuf> {
-        match self.find_server(&ImageAccess::daemon()).await {
+        match self.locate_server(&ImageAccess::daemon()).await {
             Ok(ImageServer::Daemon(socket)) => Some(socket),
             _ => None,
         }
-    }
-
-    /// Opens the images, and fails unless their backend answers.
-    async fn open_answering(&self, access: &ImageAccess) -> Result<Client, NodeOpenError> {
-        let client = self.open_images(access).await?;
-        match &*self.server.lock().await {
-            Some(server) => {
-                server.node().check_backend().await?;
-                // A backend that did not answer until now has its interrupted pulls resolved.
-                server.node().recover().await;
-            }
-            None => client.answered().await?,
-        }
-        Ok(client)
     }
 
     /// Opens the images, and waits for a process that has them open without serving them.
@@ -234,7 +235,7 @@ impl CommandSession {
         if let Some(server) = &*self.server.lock().await {
             return Ok(server.client());
         }
-        match self.find_server(access).await? {
+        match self.locate_server(access).await? {
             ImageServer::Daemon(socket) => {
                 tracing::info!("using the daemon at {}", socket.display());
                 let client = self.client(ControlServerAddress::Daemon(socket));
@@ -250,7 +251,7 @@ impl CommandSession {
     }
 
     /// Finds the process that serves the images. Invalid settings matter only where no daemon does.
-    async fn find_server(&self, access: &ImageAccess) -> Result<ImageServer, NodeOpenError> {
+    async fn locate_server(&self, access: &ImageAccess) -> Result<ImageServer, NodeOpenError> {
         let choice = self.daemon_choice()?;
         if let DaemonChoice::At(socket) = choice {
             self.check_agreement(&socket)?;

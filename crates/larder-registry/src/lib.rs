@@ -1,9 +1,9 @@
 //! OCI distribution client: resolves image names to manifests, fetches manifests, configs and blobs. Needs no store.
 //!
 //! ```text
-//! Client (shared) -> Session (one image, one credential) -> hosts of hosts.toml, in order
-//!                                                            -> budget -> auth -> transport
-//! Session::documents: index -> manifest -> config, each verified and parsed by `manifest`
+//! RegistryClient (shared) -> RepositorySession (one image, one credential) -> hosts of hosts.toml, in order
+//!                                                                           -> budget -> auth -> transport
+//! documents_with_known_configs: index -> manifest -> config, each verified and parsed by `manifest`
 //! fetch_blob: ranges of a blob in parallel, each with its own hosts and retries -> BlobSink
 //! ```
 //!

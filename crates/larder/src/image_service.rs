@@ -142,24 +142,9 @@ impl ImageService {
         Err(errors.into_iter().collect())
     }
 
-    /// The id of a present image, `None` when it is absent or known to be damaged.
-    pub async fn image_ref(&self, image: &ImageSpec) -> Result<Option<ImageId>, BackendError> {
-        Ok(self.backend.usable_status(image).await?.map(|image| image.id))
-    }
-
     /// The size of an image in bytes, as the runtime counts it; 0 when it is absent.
     pub async fn image_size(&self, image: &ImageSpec) -> Result<u64, BackendError> {
         Ok(self.backend.status(image).await?.map_or(0, |image| image.size))
-    }
-
-    /// All images.
-    pub async fn list(&self) -> Result<Vec<Image>, BackendError> {
-        self.backend.list().await
-    }
-
-    /// The sum of the sizes of all images.
-    pub async fn stats(&self) -> Result<ImageStats, BackendError> {
-        Ok(ImageStats::of(&self.list().await?))
     }
 
     /// The filesystem that holds images: the first one the runtime reports, measured with `disk`

@@ -1,20 +1,20 @@
 //! Manages the container images of one node: pulls them for workloads, retains them while they are used, and removes
 //! them when space is needed.
 //!
-//! An ensure passes these steps, each in a module of its own:
+//! An ensure passes these steps, and sends events throughout:
 //!
 //! ```text
-//! reference -> pull policy -> records -> back-off -> puller -> credentials -> backend -> events
+//! reference -> pull policy -> records -> credentials -> pull intent (records) -> back-off -> puller -> backend -> records
 //! ```
 //!
 //! [`gc`] removes images when the image filesystem runs short of space.
 //!
-//! Read [`pull::ImageManager::ensure`] first: it calls each module once, in that order. The rules are those of the
+//! Read [`pull::ImageManager::ensure`] first: it calls them in that order. The rules are those of the
 //! Kubernetes kubelet, v1.36; where larder differs, a page in `docs/decisions/` explains why, and a setting restores
 //! kubelet's behaviour.
 //!
 //! The crate contains no gRPC, no HTTP and no Kubernetes client. Images are accessed through one trait,
-//! [`backend::Backend`]; `larder-cri` implements it for containerd and CRI-O.
+//! [`backend::Backend`], which `larder-store`, `larder-cri` and `larder-docker` implement.
 
 pub mod age;
 pub mod backend;

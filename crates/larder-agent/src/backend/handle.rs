@@ -1,8 +1,7 @@
-//! A backend in its concrete type, for callers that need more of it than [`Backend`] offers.
+//! A backend in its concrete type, for callers that need more of it than [`Backend`](larder::backend::Backend) offers.
 
 use std::sync::Arc;
 
-use larder::backend::Backend;
 use larder::retention::RetentionSource;
 use larder_containerd::ContainerdUses;
 use larder_cri::CriBackend;
@@ -35,16 +34,6 @@ impl BackendHandle {
             BackendHandle::Runtime(runtime) => format!("the images of {}", runtime.endpoint()),
             #[cfg(feature = "docker")]
             BackendHandle::Docker(engine) => format!("the images of Docker at {}", engine.host()),
-        }
-    }
-
-    /// The backend behind its trait.
-    pub fn backend(&self) -> Arc<dyn Backend> {
-        match self {
-            BackendHandle::Store(store) => Arc::new(store.clone()),
-            BackendHandle::Runtime(runtime) => runtime.clone(),
-            #[cfg(feature = "docker")]
-            BackendHandle::Docker(engine) => engine.clone(),
         }
     }
 

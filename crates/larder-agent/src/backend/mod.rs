@@ -15,5 +15,5 @@ pub(crate) mod publisher;
 pub mod target;
 
 pub use handle::BackendHandle;
-pub use open::{OpenMode, RuntimeRequirement, cannot_open, open, open_error, store_backend, target_of};
+pub use open::{OpenMode, RuntimeRequirement, open, open_error, store_backend, target_of};
 pub use target::{BackendTarget, is_docker};

@@ -49,7 +49,8 @@ pub fn open(
         return Ok(docker::open(text, &named_by(config), request, connect)?);
     }
     let Some((endpoint, cri)) = config.cri() else {
-        return open_store(config, mode).map(BackendHandle::Store);
+        let store = store_backend(config, mode).map_err(|error| open_error(&error))?;
+        return Ok(BackendHandle::Store(store));
     };
     let endpoint = match endpoint {
         Some(endpoint) => endpoint,
@@ -78,10 +79,6 @@ fn named_by(config: &Config) -> String {
     }
 }
 
-fn open_store(config: &Config, mode: OpenMode) -> Result<StoreBackend, NodeOpenError> {
-    store_backend(config, mode).map_err(|error| open_error(&error))
-}
-
 /// Why a store was not opened, by what a caller may do about it.
 pub fn open_error(error: &StoreOpenError) -> NodeOpenError {
     let of_kind = match error {
@@ -108,7 +105,7 @@ pub fn store_backend(config: &Config, mode: OpenMode) -> Result<StoreBackend, St
 }
 
 /// Why a store cannot be opened, with the next step.
-pub fn cannot_open(error: &StoreOpenError) -> Error {
+fn cannot_open(error: &StoreOpenError) -> Error {
     let failure = Error::unreachable(error_chain(error));
     match error {
         StoreOpenError::NoStore { root } if DefaultPaths::current().root.as_ref() == Some(root) => {

@@ -31,7 +31,7 @@ pub struct EnsureSession {
     /// Whether the caller wants the progress of pulls.
     progress: bool,
     under_way: Mutex<BTreeMap<u64, RequestedPulls>>,
-    /// Why the daemon can be asked no more.
+    /// Why the process that has the images can be asked no more.
     connection_error: watch::Sender<Option<Error>>,
 }
 
@@ -49,7 +49,7 @@ fn new_run() -> String {
 }
 
 impl EnsureSession {
-    /// Sends nothing yet. Pod events of the daemon go to `events`.
+    /// Sends nothing yet. Pod events that the answers contain go to `events`.
     pub fn new(
         client: Client,
         own: Option<PullSecret>,
@@ -90,7 +90,8 @@ impl EnsureSession {
         &self.client
     }
 
-    /// As [`ImageManager::ensure`](larder::pull::ImageManager::ensure). Does not end when the daemon is [lost](EnsureSession::lost).
+    /// As [`ImageManager::ensure`](larder::pull::ImageManager::ensure). Does not end when
+    /// the process that has the images is [lost](EnsureSession::lost).
     pub async fn ensure(&self, request: &EnsureRequest) -> Result<EnsuredImage, EnsureError> {
         match self.ask(request).await {
             Ok(ended) => ended,
@@ -109,12 +110,12 @@ impl EnsureSession {
         planned.ok_or_else(|| Error::failed(format!("{} returned no plan", self.client.shown())))
     }
 
-    /// Done once the daemon can be asked no more, with the reason.
+    /// Done once the process that has the images can be asked no more, with the reason.
     pub async fn lost(&self) -> Error {
         let mut lost = self.connection_error.subscribe();
         // Its sender lives as long as this.
         let lost = lost.wait_for(Option::is_some).await.ok().and_then(|lost| lost.clone());
-        lost.unwrap_or_else(|| Error::unreachable("the daemon closed the connection"))
+        lost.unwrap_or_else(|| Error::unreachable("the process that has the images closed the connection"))
     }
 
     /// The pulls that this run waits for, each once, with the name of the first request for it.

@@ -180,18 +180,18 @@ impl Client {
         self.ask(async |mut calls| calls.images(request).await).await
     }
 
-    /// Whether its backend answered when it was last asked, which is not long ago.
-    pub async fn answered(&self) -> Result<(), Error> {
+    /// Fails if the backend did not answer the last periodic check.
+    pub async fn check_backend_health(&self) -> Result<(), Error> {
         // A command does not check its backend periodically.
-        self.check_backend(self.is_joined()).await
+        self.backend_status(self.is_joined()).await
     }
 
-    /// Whether its backend answers now.
-    pub async fn answers(&self) -> Result<(), Error> {
-        self.check_backend(true).await
+    /// Asks the backend now; fails if it does not answer.
+    pub async fn check_backend(&self) -> Result<(), Error> {
+        self.backend_status(true).await
     }
 
-    async fn check_backend(&self, look: bool) -> Result<(), Error> {
+    async fn backend_status(&self, look: bool) -> Result<(), Error> {
         let status = self.ask(async |mut calls| calls.status(StatusRequest { look }).await).await?;
         if status.backend_available {
             return Ok(());

@@ -71,7 +71,7 @@ async fn held(collector: &Collector, policy: &GcPolicy, disk_is_here: bool) -> O
 
 async fn measure(storage: &Storage, collection: &Collection) -> Result<api::UsageResponse, Error> {
     let service = ImageService::new(Arc::clone(storage.backend()));
-    let list = service.list().await?;
+    let list = storage.backend().list().await?;
     // A process that does not publish the images does not ask containerd either.
     let scope = if storage.require_publisher().is_ok() { SourceScope::Runtime } else { SourceScope::Backend };
     let retained = collection.unchecked_collector().retentions(&list, scope).await;

@@ -1,12 +1,12 @@
 //! A node: one image backend, and the parts that work on it. Building one starts nothing.
 //!
 //! ```text
-//! Config -> open -> Observability <- Storage <- Collection <- Pulls <- Workloads -> Node -> control service, CRI, run
+//! Config -> open -> Observability -> Storage -> Collection -> Pulls -> Workloads -> Node -> control service, CRI, run
 //! ```
 //!
-//! Each part has settings of its own and is built from the parts to its left; callers receive the parts that they need. A
-//! daemon runs its node: health checks, garbage collection on a timer, static pods, prefetch, reloads. A command that
-//! works without a daemon opens one for as long as it lives, with the same settings.
+//! Each part is built from the parts to its left; callers receive the parts that they need. A daemon runs its node: health
+//! checks, garbage collection on a timer, static pods, prefetch, reloads. A command that works without a daemon opens one
+//! for as long as it lives, with the same settings.
 
 pub(crate) mod cluster;
 pub(crate) mod collection;

@@ -38,7 +38,7 @@ pub struct NodeOptions {
 /// Access to the state directory that a node needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StateDirAccess {
-    /// Nothing: the node lists and inspects.
+    /// None: the node lists and inspects. The state directory of larder's own store is locked all the same.
     None,
     /// This user's own.
     CurrentUser,

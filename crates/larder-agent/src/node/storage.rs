@@ -41,7 +41,7 @@ pub(crate) struct Storage {
 }
 
 impl Storage {
-    /// Storage in an opened backend, and a collector's builder that knows how to ask it. With `publishes`, images are
+    /// Storage in an opened backend, and a collector's builder that knows how to ask it. With `has_publisher`, images are
     /// published to the containerd of the settings, except hidden ones.
     pub(crate) fn build(
         config: &Config,

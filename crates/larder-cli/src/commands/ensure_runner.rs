@@ -273,7 +273,7 @@ async fn report_lost_backend(
     interrupt: &InterruptHandle,
     out: &Printer,
 ) -> CommandOutcome {
-    match interrupt.or(calls.client().answers()).await {
+    match interrupt.or(calls.client().check_backend()).await {
         None => CommandOutcome::Interrupted,
         Some(Err(failure)) if failure.outcome() == CommandOutcome::Unreachable => failure.print(out),
         Some(_) => CommandOutcome::Done,

@@ -1,4 +1,5 @@
-//! One file per command. Each takes its arguments and a session, asks the control API, and prints the answer.
+//! The commands, a file or directory each, beside what several of them share. Most take their arguments and a session, ask
+//! the control API, and print the answer.
 
 mod bundle;
 mod completions;

@@ -11,7 +11,7 @@ use larder::backend::{
     self, Backend as _, FilesystemUsage, Filesystems, ImageSpec, ProgressReporter, RemoveOptions,
 };
 use larder::credentials::{Credential, Secret};
-use larder::image_service::{FsStats, ImageService};
+use larder::image_service::{FsStats, ImageService, ImageStats};
 use larder::reference::ImageName;
 use larder_cri::{CriBackend, CriConfig, proto};
 use larder_testkit::fake_backend::{self, BackendOp, FakeBackend};
@@ -163,7 +163,7 @@ struct StatusOrError {
 
 impl StatusOrError {
     /// A backend that answers a status call for `image` like this.
-    fn service(self) -> ImageService {
+    fn backend(self) -> Arc<FakeBackend> {
         let fake = FakeBackend::new();
         if !self.error.is_empty() {
             fake.fail_next(BackendOp::Status, fake_backend::error(self.error));
@@ -171,17 +171,18 @@ impl StatusOrError {
         if let Some(image) = self.status {
             fake.add_image("image", fake_backend::image(image.id, image.size));
         }
-        ImageService::new(Arc::new(fake))
+        Arc::new(fake)
     }
 }
 
 fn image_ref(input: StatusOrError) -> Value {
-    let found = block_on(input.service().image_ref(&ImageSpec::named("image")));
-    json!({"error": error_of(&found), "image_ref": found.ok().flatten().unwrap_or_default()})
+    let found = block_on(input.backend().usable_status(&ImageSpec::named("image")));
+    let error = error_of(&found);
+    json!({"error": error, "image_ref": found.ok().flatten().map(|image| image.id).unwrap_or_default()})
 }
 
 fn image_size(input: StatusOrError) -> Value {
-    let size = block_on(input.service().image_size(&ImageSpec::named("image")));
+    let size = block_on(ImageService::new(input.backend()).image_size(&ImageSpec::named("image")));
     json!({"error": error_of(&size), "size": size.unwrap_or_default()})
 }
 
@@ -202,8 +203,8 @@ fn image_stats(input: ImagesOrError) -> Value {
     fake.set_images(
         input.images.into_iter().map(|image| fake_backend::image(image.id, image.size)).collect(),
     );
-    match block_on(ImageService::new(Arc::new(fake)).stats()) {
-        Ok(stats) => json!({"total_storage_bytes": stats.total_storage_bytes}),
+    match block_on(fake.list()) {
+        Ok(images) => json!({"total_storage_bytes": ImageStats::of(&images).total_storage_bytes}),
         Err(error) => json!({"error": error.to_string()}),
     }
 }

@@ -18,6 +18,7 @@ use super::ensure::{EnsureError, EnsureReason, EnsureRequest, EnsuredImage, Imag
 use super::intent::PullIntentGuard;
 use super::metrics::{EnsureLabels, PullFailureReason, PullMetrics, TriState};
 use super::policy::PullPolicy;
+use super::present::StatusIntent;
 use super::puller::{CredentialOwner, EnsureLeases, ImagePuller, PullJob, PullOutcome, PullerError};
 use super::room::RoomMaker;
 use super::shared_pull::{JoinedPull, SharedPullResult, SharedPulls};
@@ -244,12 +245,13 @@ impl ImageManager {
     ) -> Result<Option<EnsuredImage>, EnsureError> {
         let mut present = None;
         if request.policy.checks_presence_first() {
-            present = self.leases.image_ref(&self.images, spec).await.map_err(|error| {
+            let found = self.status(spec, StatusIntent::Use).await.map_err(|error| {
                 // The quoted name is empty: kubelet prints the reference it failed to get.
                 let message = format!("Failed to inspect image \"\": {error}");
                 self.event(request, EventType::Warning, EventReason::InspectFailed, &message);
                 EnsureError::new(EnsureReason::ImageInspectError, message)
             })?;
+            present = found.map(|image| image.id);
         }
         labels.present_locally = match (&request.policy, &present) {
             (PullPolicy::Always, _) => TriState::Unknown,

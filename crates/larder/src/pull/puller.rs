@@ -1,5 +1,13 @@
 //! Schedules pulls: serial, bounded or unbounded. A pulled image is leased before it is reported as present, so that
 //! garbage collection does not remove it before it is used.
+//!
+//! ```text
+//! pull_leased        pulls, then leases; again if a removal raced the pull
+//! pull               waits for a slot and the rate limit; again if it gave way, or if collection made room
+//! pull_and_measure   pulls, then asks for the size
+//! pull_hidden        hides the image before it is present, if it was pulled ahead of kubelet
+//! pull_in_time       limits the time, and has ImageService::pull try each credential
+//! ```
 
 use std::future;
 use std::sync::Arc;
@@ -137,15 +145,6 @@ pub(super) struct EnsureLeases(Option<(Arc<RemovalGate>, Duration)>);
 impl EnsureLeases {
     pub(super) fn at(gate: Arc<RemovalGate>, time: Duration) -> EnsureLeases {
         EnsureLeases(Some((gate, time)))
-    }
-
-    /// The id of a present image, leased.
-    pub(super) async fn image_ref(
-        &self,
-        images: &ImageService,
-        spec: &ImageSpec,
-    ) -> Result<Option<ImageId>, BackendError> {
-        self.lease_found(|| images.image_ref(spec), |id| id).await
     }
 
     /// The result of `ask` for a present image, leased. Asks again when a removal may have overtaken the answer.

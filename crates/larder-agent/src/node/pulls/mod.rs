@@ -46,7 +46,7 @@ impl PullsSettings {
 pub(crate) struct Pulls {
     manager: Arc<ImageManager>,
     /// Pull times of pods whose images are being requested.
-    pod_times: Arc<PodPulls>,
+    pods: Arc<PodPulls>,
     records: Option<Arc<PullRecordStore>>,
     /// The images that kubelet does not see, where there may be any.
     hidden: Option<Arc<HiddenImages>>,
@@ -84,12 +84,12 @@ impl Pulls {
             manager = manager.with_records(Arc::clone(records) as Arc<dyn PullRecords>);
         }
         let (manager, recovered) = (Arc::new(manager), OnceCell::new());
-        Pulls { manager, pod_times: pod_pulls, records, hidden, recovered, observability, collection }
+        Pulls { manager, pods: pod_pulls, records, hidden, recovered, observability, collection }
     }
 
     /// Takes over settings that changed.
     pub(super) fn apply(&self, old: &Config, new: &Config) {
-        // Another puller begins with a queue of its own.
+        // The manager gets another puller, with a queue of its own; pulls in progress end with the old one.
         if new.pull != old.pull {
             self.manager.set_config(&new.pull);
         }
@@ -117,7 +117,7 @@ impl Pulls {
 
     /// Measures the pulls of pods.
     pub(crate) fn pod_pulls(&self) -> &Arc<PodPulls> {
-        &self.pod_times
+        &self.pods
     }
 
     /// Pull records; `None` where kubelet's feature gate is off.

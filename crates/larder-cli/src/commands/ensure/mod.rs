@@ -85,7 +85,7 @@ pub(super) async fn run(
     let (calls, EnsureResults { results, lost }) = run.ensure(calls, &requests).await;
 
     let mut summary =
-        EnsureSummary::new(&gathered, &results, events.records()).with_course(progress.course());
+        EnsureSummary::new(&gathered, &results, events.records()).with_progress(progress.course());
     // One list for all images. Without it, sizes are unknown, which is no error.
     if summary.lacks_sizes()
         && !summary.has_unfinished()

@@ -88,7 +88,7 @@ impl EnsureSummary {
 
     /// Adds the progress of the pulls.
     #[must_use]
-    pub(super) fn with_course(self, progress: Vec<ProgressChange>) -> Self {
+    pub(super) fn with_progress(self, progress: Vec<ProgressChange>) -> Self {
         EnsureSummary { progress, ..self }
     }
 

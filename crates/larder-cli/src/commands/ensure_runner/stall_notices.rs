@@ -45,7 +45,7 @@ pub(super) async fn print_stalls(pulls: &EnsureSession, progress: &ProgressLines
 
 /// Why a backend does not answer a simple question.
 async fn silence_reason(pulls: &EnsureSession) -> Option<String> {
-    match time::timeout(ANSWER_WITHIN, pulls.client().answers()).await {
+    match time::timeout(ANSWER_WITHIN, pulls.client().check_backend()).await {
         Ok(Ok(())) => None,
         Ok(Err(failure)) => Some(failure.message().to_owned()),
         Err(_) => Some(format!("no answer within {}", size::whole_seconds(ANSWER_WITHIN))),

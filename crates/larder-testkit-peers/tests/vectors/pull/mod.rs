@@ -1,7 +1,7 @@
 //! `backoff.json`, `puller.json`, `pull_policy.json`: the pull room in kubelet's mode, under simulated time.
 //!
 //! A fake plays the runtime of a case. Where the case means something there, it is also run with
-//! larder's own store in the runtime's place; `stage.rs` says how.
+//! larder's own store in the runtime's place; `backend_under_test.rs` says how.
 
 mod backend_under_test;
 mod backoff;
