@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use larder::backend::{BackendError, CallErrorKind, Image, ImageSpec};
+use larder::backend::{BackendError, CallErrorKind, Image, ImageSpec, RemoveOptions};
 use larder::credentials::{Credential, PullSecret, Secret, SecretCoordinates};
 use larder::events::RingSink;
 use larder::pod::{ObjectRef, Pod, SandboxConfig};
@@ -397,6 +397,10 @@ async fn an_explicit_removal_ignores_leases() {
     node.backend.offer(APP, image("sha256:app", 7));
     node.pull(APP, None).await.await.unwrap().expect("pulled");
     assert_eq!(node.gate.active_leases().len(), 1);
+    let refusal = |_: Option<&_>| Some(error("it is in use"));
+    let (id, spec, options) = ("sha256:app".into(), ImageSpec::named(APP), RemoveOptions::default());
+    node.manager.remove_by_id(&id, &spec, &options, Some(&refusal)).await.unwrap_err();
+    assert_eq!(node.gate.active_leases().len(), 1, "it is still there");
     assert_eq!(remove(&node.manager, APP).await, Ok(()));
     assert_eq!((node.backend.images(), node.gate.active_leases()), (Vec::new(), Vec::new()));
 }

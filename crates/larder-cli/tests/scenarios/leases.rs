@@ -58,6 +58,9 @@ fn a_lease_has_a_unit_and_an_ensure_after_its_end_leases_again() {
     let run = world.larder(&["lease", &web, "10"]).expect(2);
     assert!(run.stderr.contains("no unit: write 10s, 10m or 10h"), "{run:?}");
     assert!(world.larder(&["lease"]).expect(0).stdout.contains("59m"), "it is as long as before");
+    world.larder(&["tag", &web, "copy:1"]).expect(0);
+    world.larder(&["rm", "copy:1"]).expect(0);
+    assert!(world.larder(&["lease"]).expect(0).stdout.contains("59m"), "only a name was removed");
     world.larder(&["lease", &web, "0"]).expect(0);
     assert_eq!(world.larder(&["lease", "ls"]).expect(0).stdout.lines().count(), 1, "a heading");
     world.larder(&["ensure", &web]).expect(0);

@@ -100,7 +100,8 @@ impl ImageManager {
     /// Removes an image, or names of it, on request, unless `refuse` has an error for the image as it is then. The empty ID is that of an image whose ID the backend does not report.
     ///
     /// One removal at a time for each image: others of that image wait, and then find nothing left. Once begun, it runs
-    /// to its end even if the caller is canceled. It ignores leases, which only defer garbage collection.
+    /// to its end even if the caller is canceled. It ignores leases, which only defer garbage collection; they end with the
+    /// image, not with one of its names.
     pub async fn remove_by_id(
         &self,
         id: &ImageId,
@@ -117,8 +118,11 @@ impl ImageManager {
         let (images, spec, options) = (self.images.clone(), spec.clone(), options.clone());
         // The backend may continue the removal after the future is dropped; the gate must stay closed until it ends.
         run_to_completion(async move {
-            let _removing = removing;
-            images.backend().remove(&spec, &options).await
+            let removed = images.backend().remove(&spec, &options).await?;
+            if let (Removed::Image { .. }, Some(removing)) = (&removed, &removing) {
+                removing.end_leases();
+            }
+            Ok(removed)
         })
         .await
     }

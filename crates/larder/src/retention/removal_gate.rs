@@ -252,20 +252,16 @@ impl RemovalGate {
         Some(RemovalGuard { gate: self.clone(), id })
     }
 
-    /// Must be awaited before an explicitly requested removal; drop the guard right after. Ends the image's lease,
-    /// because leases only defer garbage collection. Waits while the image is already being removed.
+    /// Must be awaited before an explicitly requested removal; drop the guard right after. Ignores the image's leases,
+    /// which only defer garbage collection. Waits while the image is already being removed.
     ///
     /// Without an ID, which a backend does not report of an incomplete image, no image is leased until the guard is dropped.
     pub async fn wait_begin_removal(self: &Arc<Self>, id: impl Into<ImageId>) -> RemovalGuard {
         let id = id.into();
         let mut ended = self.ended.subscribe();
         loop {
-            {
-                let mut state = self.state();
-                if state.removing.insert(id.clone()) {
-                    state.end_leases(|leased, _, _| *leased == id);
-                    return RemovalGuard { gate: self.clone(), id };
-                }
+            if self.state().removing.insert(id.clone()) {
+                return RemovalGuard { gate: self.clone(), id };
             }
             // This gate owns the sender, so the channel is open.
             let _ = ended.changed().await;
@@ -433,6 +429,13 @@ impl Drop for PresenceCheck {
 pub struct RemovalGuard {
     gate: Arc<RemovalGate>,
     id: ImageId,
+}
+
+impl RemovalGuard {
+    /// Ends the leases of the image, which is gone.
+    pub(crate) fn end_leases(&self) {
+        self.gate.end_leases(std::slice::from_ref(&self.id));
+    }
 }
 
 impl Drop for RemovalGuard {
