@@ -153,9 +153,15 @@ impl Scheduler {
 
     /// Waits for a slot. Dropping the future leaves the queue.
     pub async fn acquire(&self, work: &ScheduledWork) -> WorkSlot {
+        self.acquire_from(work, None).await
+    }
+
+    /// Waits for a slot like [`acquire`](Self::acquire), at its old place in the queue: that of the dropped slot with this
+    /// [arrival](WorkSlot::arrival).
+    pub(crate) async fn acquire_from(&self, work: &ScheduledWork, arrival: Option<u64>) -> WorkSlot {
         let (granted, grant) = oneshot::channel();
         let recall = Arc::new(Notify::new());
-        let id = self.state().enqueue(work.clone(), Arc::clone(&recall), granted);
+        let id = self.state().enqueue(arrival, work.clone(), Arc::clone(&recall), granted);
         let slot = WorkSlot { scheduler: self.clone(), id, recall };
         // Waiting work leaves the queue only when it gets a slot or is dropped.
         let _ = grant.await;
@@ -168,10 +174,17 @@ impl Scheduler {
 }
 
 impl SchedulerState {
-    fn enqueue(&mut self, work: ScheduledWork, recall: Arc<Notify>, granted: oneshot::Sender<()>) -> u64 {
-        let id = self.next_id;
-        self.next_id += 1;
-        self.waiting.push_back(WaitingWork { id, work, recall, granted });
+    fn enqueue(
+        &mut self,
+        arrival: Option<u64>,
+        work: ScheduledWork,
+        recall: Arc<Notify>,
+        granted: oneshot::Sender<()>,
+    ) -> u64 {
+        let id = arrival.unwrap_or(self.next_id);
+        self.next_id = self.next_id.max(id + 1);
+        let place = self.waiting.partition_point(|waiting| waiting.id < id);
+        self.waiting.insert(place, WaitingWork { id, work, recall, granted });
         self.grant();
         id
     }
@@ -299,6 +312,11 @@ pub struct WorkSlot {
 }
 
 impl WorkSlot {
+    /// The number of the work in order of arrival, for [`Scheduler::acquire_from`].
+    pub(crate) fn arrival(&self) -> u64 {
+        self.id
+    }
+
     /// Ends when other work needs the slot more. `is_slow` is called several times in each window of `minimum`, and returns
     /// whether the last whole window was below that rate; `None` before the end of the first one.
     pub async fn gives_way(&self, minimum: MinimumRate, mut is_slow: impl FnMut(Instant) -> Option<bool>) {
@@ -390,6 +408,24 @@ mod tests {
         assert!(called(0).is_none());
         drop(place);
         assert!(called(0).is_some());
+    }
+
+    #[test]
+    fn work_that_gave_its_slot_back_returns_to_its_place() {
+        let scheduler = Scheduler::new(1, SlotRecall::OwnRate);
+        let work = pull("a", &QueuePriority::new(false));
+        let first = scheduler.acquire(&work).now_or_never().expect("it is free");
+        let mut waiting = [Box::pin(scheduler.acquire(&work)), Box::pin(scheduler.acquire(&work))];
+        assert!(waiting.iter_mut().all(|waiting| waiting.now_or_never().is_none()));
+        let arrival = first.arrival();
+        drop(first);
+        let second = (&mut waiting[0]).now_or_never().expect("it is the next");
+        let mut again = Box::pin(scheduler.acquire_from(&work, Some(arrival)));
+        assert!((&mut again).now_or_never().is_none());
+        drop(second);
+        assert!((&mut waiting[1]).now_or_never().is_none(), "it came later");
+        assert_eq!(again.now_or_never().expect("it came first").arrival(), arrival);
+        assert!((&mut waiting[1]).now_or_never().is_some());
     }
 
     #[test]

@@ -254,7 +254,7 @@ impl ImagePuller {
         room: Option<&dyn RoomMaker>,
     ) -> PullOutcome {
         let wait = |reason| tracing::trace_span!("pull.Wait", larder.wait.reason = reason);
-        let mut slot = self.acquire_slot(job, entry).instrument(wait("queue")).await;
+        let mut slot = self.acquire_slot(job, entry, None).instrument(wait("queue")).await;
         let throttled = || entry.set(PullPhase::Throttled, Some("the pull rate limit (registryPullQPS)"));
         if let Some(throttle) = &self.throttle
             && let Err(refused) = throttle.pass(throttled).instrument(wait("rate limit")).await
@@ -264,6 +264,8 @@ impl ImagePuller {
         let mut duration = Duration::ZERO;
         let mut rounds_left = room::ROUNDS;
         loop {
+            // A pull that waited for room goes on before those that came later: they would use the room.
+            let mut arrival = None;
             entry.set(PullPhase::Pulling, None);
             let start = Instant::now();
             let outcome = tokio::select! {
@@ -281,6 +283,7 @@ impl ImagePuller {
                     return PullOutcome { pulled, size_bytes, duration, warnings: entry.warnings() };
                 };
                 // A round lasts as long as its removals, and others may need no room.
+                arrival = slot.as_ref().map(WorkSlot::arrival);
                 drop(slot);
                 entry.set(PullPhase::Queued, Some("garbage collection that makes room for it"));
                 let outcome = if rounds_left > 0 {
@@ -297,7 +300,7 @@ impl ImagePuller {
                 tracing::info!("gives its pull slot to another pull, and continues after it");
                 drop(slot);
             }
-            slot = self.acquire_slot(job, entry).instrument(wait("queue")).await;
+            slot = self.acquire_slot(job, entry, arrival).instrument(wait("queue")).await;
         }
     }
 
@@ -337,15 +340,21 @@ impl ImagePuller {
         pulled
     }
 
-    /// Waits for a pull slot; `None` without a bound.
-    async fn acquire_slot(&self, job: &PullJob, entry: &PullTrackerEntry) -> Option<WorkSlot> {
+    /// Waits for a pull slot, at its old place in the queue if it has an arrival; `None` without a bound.
+    async fn acquire_slot(
+        &self,
+        job: &PullJob,
+        entry: &PullTrackerEntry,
+        arrival: Option<u64>,
+    ) -> Option<WorkSlot> {
         let PullSlots { scheduler, setting } = self.slots.as_ref()?;
         entry.set(PullPhase::Queued, Some(setting));
         // Names without a registry, such as IDs, share one.
         let name = Reference::parse(job.spec.image.as_str()).ok();
         let registry = name.as_ref().map_or("", Reference::registry);
         let repository = name.as_ref().map_or("", Reference::name);
-        Some(scheduler.acquire(&ScheduledWork::pull(registry, repository, &job.urgency)).await)
+        let work = ScheduledWork::pull(registry, repository, &job.urgency);
+        Some(scheduler.acquire_from(&work, arrival).await)
     }
 
     /// Ends when another pull needs the slot more. Never ends if the backend does not continue canceled pulls.
