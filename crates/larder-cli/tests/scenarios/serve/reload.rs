@@ -142,7 +142,7 @@ fn a_log_line_names_its_pull_layer_and_round() {
         let found = log.lines().find(|line| line.contains(message));
         serde_json::from_str(found.unwrap_or_else(|| panic!("no {message:?} in:\n{log}"))).unwrap()
     };
-    let layer = line("fetched and unpacked a layer");
+    let layer = line("unpacked a layer");
     assert_eq!(layer["span"]["pull"]["image"], image, "{layer}");
     assert_eq!(layer["span"]["layer"]["digest"], layer["digest"], "{layer}");
     assert_eq!(line("removed image")["span"]["gc_round"]["goal"], "allUnused", "{log}");
