@@ -24,6 +24,9 @@ pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send 
 
 /// Runs blocking work on this thread where it cannot be awaited, such as in a drop. If the thread runs tasks, another one takes
 /// over the other tasks first, unless the runtime has but one thread.
+///
+/// # Panics
+/// In a task of a `LocalSet` on a runtime of several threads, which cannot move its other tasks.
 pub fn in_place<T>(work: impl FnOnce() -> T) -> T {
     let flavor = Handle::try_current().map(|runtime| runtime.runtime_flavor());
     if matches!(flavor, Ok(RuntimeFlavor::MultiThread)) { block_in_place(work) } else { work() }

@@ -26,6 +26,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use larder::threads::in_place;
 use larder_api::v1::StatusRequest;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::{self, Handle, Runtime};
@@ -216,12 +217,12 @@ fn settings(sources: &SettingsSources) -> Result<(Config, Option<SettingsFiles>)
     }
 }
 
-/// Whether a daemon answers here. One that was killed may listen for a moment longer, and systemd listens for one that does not
-/// run.
+/// Asks the daemon at this address, and returns true if it answers. One that was killed may listen for a moment longer, and
+/// systemd listens for one that does not run.
 fn is_answered(server: ControlServerAddress) -> bool {
     let client = Client::of(server, Some(ANSWER_WITHIN));
     let status = client.ask(async |mut calls| calls.status(StatusRequest { look: false }).await);
-    let answer = Handle::current().block_on(status);
+    let answer = in_place(|| Handle::current().block_on(status));
     answer.map_or_else(|error| error.kind() != ErrorKind::Unavailable, |_| true)
 }
 

@@ -354,7 +354,7 @@ fn a_daemon_waits_for_a_command_that_has_the_images() {
     daemon.finish().expect(0);
 }
 
-/// Of a daemon that was killed a moment ago, or of systemd's for one that does not run.
+/// The socket of a daemon that was killed a moment ago listens, and that of systemd for one that does not run.
 #[test]
 fn a_daemon_waits_though_a_socket_listens_that_nobody_answers() {
     let Some(world) = store() else { return };

@@ -28,7 +28,7 @@ pub struct LoadedImage {
     pub digests: Vec<String>,
     /// Tags without a repository that it had in the archive. Without a `base_name` they name nothing.
     pub bare_tags: Vec<String>,
-    /// What its containers will miss, a sentence each.
+    /// Warnings about the image, a sentence each.
     pub warnings: Vec<String>,
 }
 
