@@ -42,7 +42,10 @@ impl DetachedMount {
     pub(crate) fn of(layer: &Path, kind: LayerMountKind) -> io::Result<DetachedMount> {
         let file = open(layer, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
         match kind {
-            LayerMountKind::File => mount(&descriptor_path(file.as_fd())),
+            LayerMountKind::File => {
+                let path = layer.to_str().filter(|path| layer.is_absolute() && path.len() <= MAX_SOURCE);
+                mount(path.unwrap_or(&descriptor_path(file.as_fd())))
+            }
             LayerMountKind::LoopDevice => {
                 let device = LoopDevice::for_file(file.as_fd(), layer)?;
                 mount(device.path()) // afterwards the mount alone keeps the device
@@ -57,7 +60,10 @@ impl DetachedMount {
     }
 }
 
-/// The kernel takes no source over 255 bytes, which a path may have.
+/// Bytes of the source of a mount, at most. Other programs look it up, too: `mkfs.btrfs` took a descriptor for its own.
+const MAX_SOURCE: usize = 255;
+
+/// A source for a path that is longer.
 fn descriptor_path(file: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", file.as_raw_fd())
 }

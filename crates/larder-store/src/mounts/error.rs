@@ -156,11 +156,10 @@ impl MountError {
                 io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                     Hint::from("free disk space with ").command(["gc"])
                 }
-                _ => Hint::new().command(["fsck", "--repair"]).text(" checks the layer"),
+                _ => checks_layer(),
             },
-            MountError::Layer { .. } => {
-                "the kernel needs EROFS, and loop devices before Linux 6.12: modprobe erofs loop; see dmesg".into()
-            }
+            // A kernel that cannot mount layers is found out before.
+            MountError::Layer { .. } => checks_layer().text("; see dmesg"),
             MountError::TooManyLayers { .. } => "Linux 6.5 and later supports up to 500 layers".into(),
             MountError::Busy { target } => {
                 format!("stop the processes that use it: fuser -vm {}", target.display()).into()
@@ -185,6 +184,10 @@ impl MountError {
             MountError::Table(_) => "check that /proc is mounted".into(),
         })
     }
+}
+
+fn checks_layer() -> Hint {
+    Hint::new().command(["fsck", "--repair"]).text(" checks the layer")
 }
 
 /// The ways to the files of an image for a user who may not mount.

@@ -87,6 +87,12 @@ fn layers_are_mounted_once_for_all_and_unmounted_with_their_last_use() {
         mount(&scratch.store, &one);
         mount(&scratch.store, &two);
         scratch.store.mount("other", &three.0, MountOptions::default(), noon()).unwrap();
+        if kind == LayerMountKind::File {
+            let table = fs_err::read_to_string("/proc/self/mountinfo").unwrap();
+            let ours = table.lines().filter(|line| line.contains(&format!("{}/lowers/", root.display())));
+            let mut sources = ours.filter_map(|line| line.split_once(" - erofs ")?.1.split(' ').next());
+            assert!(sources.all(|source| Path::new(source).starts_with(root.join("layers"))), "{table}");
+        }
         assert_eq!(mounted_layers(&root).len(), 3, "{kind:?}");
         let devices = if kind == LayerMountKind::LoopDevice { 3 } else { 0 };
         assert_eq!(loop_devices(&root), devices, "{kind:?}");
