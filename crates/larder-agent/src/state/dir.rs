@@ -112,9 +112,13 @@ impl StateDir {
             fs_err::OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)
         };
         let lock = open().map_err(|error| {
+            let other = named_state(match error.kind() {
+                ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "free disk space, or name another: ",
+                ErrorKind::ReadOnlyFilesystem => "name one that can be written: ",
+                _ => "run as the owner of the directory, or name another: ",
+            });
             NodeOpenError::Failed(
-                Error::failed(format!("cannot open the state directory: {error}"))
-                    .hint(named_state("run as the owner of the directory, or name another: ")),
+                Error::failed(format!("cannot open the state directory: {error}")).hint(other),
             )
         })?;
         let shown = dir.path.display();

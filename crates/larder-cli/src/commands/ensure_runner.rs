@@ -5,6 +5,7 @@ use std::future::Future;
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
+use larder::backend::CallErrorKind;
 use larder::events::{Event, EventSink};
 use larder::pull::{EnsureError, EnsureReason, EnsureRequest, EnsuredImage, ImagePresence};
 use larder::reference::{ImageId, ImageName};
@@ -14,6 +15,7 @@ use larder_agent::registry::UserCredentials;
 use serde::Serialize;
 use tokio::time::{self, Instant};
 
+use super::ensure::hint_at_file;
 use super::make_room;
 use crate::args::PullFlags;
 use crate::exit::CommandOutcome;
@@ -333,7 +335,15 @@ pub(super) async fn point_at_similar(
     interrupt: &InterruptHandle,
     out: &Printer,
 ) {
-    let is_failed = |(_, result): &(_, &EnsureResult)| matches!(result, EnsureResult::Failed(error) if !error.access_denied && error.reason != EnsureReason::InvalidImageName);
+    let is_failed = |(_, result): &(_, &EnsureResult)| match result {
+        EnsureResult::Failed(error) => {
+            let kind = error.failure.as_ref().map(|failure| failure.kind);
+            !error.access_denied
+                && error.reason != EnsureReason::InvalidImageName
+                && !matches!(kind, Some(CallErrorKind::InsufficientSpace { .. }))
+        }
+        _ => false,
+    };
     // No similar name is meant by a digest.
     let failed: BTreeSet<&str> = results
         .filter(is_failed)
@@ -343,6 +353,7 @@ pub(super) async fn point_at_similar(
     if failed.is_empty() {
         return;
     }
+    failed.iter().filter_map(|image| hint_at_file(image)).for_each(|hint| out.hint(hint));
     let Some(Ok(images)) = interrupt.or(client.images()).await else { return };
     let names: Vec<String> = images.into_iter().flat_map(|image| image.repo_tags).collect();
     for image in failed.into_iter().filter(|image| !names.iter().any(|name| name == image)) {

@@ -328,3 +328,17 @@ fn unreadable_files_are_reported_to_the_user() {
     let run = world.larder(&["ensure", "-f", "locked.yaml"]).expect(2);
     assert!(run.stderr.contains("locked.yaml: permission denied"), "{run:?}");
 }
+
+#[test]
+fn a_file_that_is_given_as_an_image_is_pointed_out() {
+    let world = CliFixture::offering(&["busybox:1.36"]);
+    for (name, step) in [("pod.yaml", "ensure -f"), ("app.tar", "load")] {
+        let file = world.file(name, GOOD);
+        let file = file.to_str().unwrap();
+        for command in ["ensure", "pull"] {
+            let run = world.larder(&[command, file]).expect(2);
+            assert!(run.stderr.contains(&format!("{file} is a file here: larder ")), "{run:?}");
+            assert!(run.stderr.contains(&format!(" {step} {file}")), "{run:?}");
+        }
+    }
+}

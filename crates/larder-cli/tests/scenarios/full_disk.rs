@@ -52,6 +52,12 @@ fn images_are_saved_and_removed_on_a_full_disk() {
         fs_err::write(disk.path().join("store/larder.db-wal"), "").unwrap();
         larder(&["images"]).expect(0);
         fill(&disk.path(), inodes);
+        let mut new = larder_in(home.path());
+        new.arg("--root")
+            .arg(disk.path().join("new"))
+            .args(["load", &home.path().join("layout-0").to_string_lossy()]);
+        let refused = LarderProcess::start(new).finish().expect(3);
+        assert!(refused.stderr.contains("hint: free disk space"), "inodes: {inodes}: {refused:?}");
         let archive = home.path().join("app-0.tar").to_string_lossy().into_owned();
         larder(&["save", "-o", &archive, "registry.example/app-0:image"]).expect(0);
         larder(&["rm", "registry.example/app-0:image"]).expect(0);

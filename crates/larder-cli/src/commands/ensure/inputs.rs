@@ -1,6 +1,7 @@
 //! Turns arguments and manifests into requests: images with their pods, policies and secrets.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use larder::credentials::PullSecret;
 use larder::go_format::quote;
@@ -268,8 +269,20 @@ fn secrets_of(
 
 /// Checks an image that was given as an argument.
 pub(in crate::commands) fn check_argument(image: &str) -> Result<(), LocatedProblem> {
-    image_name::check(image)
-        .map_err(|bad| InputPlace::file("argument").locate(InputProblem::new(bad.message).hints(bad.hints)))
+    image_name::check(image).map_err(|bad| {
+        let problem = InputProblem::new(bad.message).hints(bad.hints).hints(hint_at_file(image));
+        InputPlace::file("argument").locate(problem)
+    })
+}
+
+/// The command that reads a file which was given as an image.
+pub(in crate::commands) fn hint_at_file(image: &str) -> Option<Hint> {
+    let path = Path::new(image);
+    let is_manifest = path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml");
+    let read = if is_manifest { &["ensure", "-f", image][..] } else { &["load", image] };
+    path.is_file().then(|| {
+        Hint::from(format!("{image} is a file here: ")).command(read.iter().map(|word| (*word).to_owned()))
+    })
 }
 
 fn job(workload: &Workload, want: &ImageRequirement, secrets: &[PullSecret], args: &EnsureArgs) -> EnsureJob {

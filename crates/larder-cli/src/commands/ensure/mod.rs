@@ -28,7 +28,7 @@ use crate::printer::{Printer, progress_possible};
 use crate::session::{CommandSession, ImageAccess, PullSettings};
 use inputs::EnsureInputs;
 pub(super) use inputs::{EnsureJob, ensure_jobs};
-pub(super) use inputs::{argument_uid, check_argument};
+pub(super) use inputs::{argument_uid, check_argument, hint_at_file};
 use summary::EnsureSummary;
 
 pub(super) async fn run(
