@@ -118,11 +118,16 @@ impl ImageManager {
         let (images, spec, options) = (self.images.clone(), spec.clone(), options.clone());
         // The backend may continue the removal after the future is dropped; the gate must stay closed until it ends.
         run_to_completion(async move {
-            let removed = images.backend().remove(&spec, &options).await?;
-            if let (Removed::Image { .. }, Some(removing)) = (&removed, &removing) {
+            let removed = images.backend().remove(&spec, &options).await;
+            let is_gone = match &removed {
+                Ok(removed) => matches!(removed, Removed::Image { .. }),
+                // A backend may remove what it did not answer for.
+                Err(_) => matches!(images.backend().status(&spec).await, Ok(None)),
+            };
+            if let Some(removing) = removing.filter(|_| is_gone) {
                 removing.end_leases();
             }
-            Ok(removed)
+            removed
         })
         .await
     }
