@@ -42,19 +42,19 @@ pub trait AttachedRuntime: Send + Sync {
 #[derive(Clone)]
 pub struct StoreBackend {
     puller: Arc<StorePuller>,
-    hook: Option<Arc<dyn AttachedRuntime>>,
+    attached: Option<Arc<dyn AttachedRuntime>>,
 }
 
 impl StoreBackend {
     /// The backend of the puller's store.
     pub fn new(puller: StorePuller) -> Self {
-        StoreBackend { puller: Arc::new(puller), hook: None }
+        StoreBackend { puller: Arc::new(puller), attached: None }
     }
 
     /// The store with a runtime that has its images as well.
     #[must_use]
-    pub fn with_hook(self, hook: Arc<dyn AttachedRuntime>) -> StoreBackend {
-        StoreBackend { hook: Some(hook), ..self }
+    pub fn with_attached_runtime(self, attached: Arc<dyn AttachedRuntime>) -> StoreBackend {
+        StoreBackend { attached: Some(attached), ..self }
     }
 
     /// The store itself.
@@ -157,8 +157,8 @@ impl Backend for StoreBackend {
         let name = image.image.reference().map_err(invalid)?;
         let pulled = self.puller.pull(name, credential, progress).await;
         let id = pulled.map_err(pull_failed)?.id;
-        if let Some(hook) = &self.hook {
-            hook.after_commit(&ImageName::from(id.as_str())).await?;
+        if let Some(attached) = &self.attached {
+            attached.after_commit(&ImageName::from(id.as_str())).await?;
         }
         Ok(id.into())
     }
@@ -169,8 +169,8 @@ impl Backend for StoreBackend {
 
     async fn remove(&self, image: &ImageSpec, options: &RemoveOptions) -> Result<Removed, BackendError> {
         let removal = self.remove_from_store(&image.image, options);
-        match &self.hook {
-            Some(hook) => hook.around_removal(&image.image, options, Box::pin(removal)).await,
+        match &self.attached {
+            Some(attached) => attached.around_removal(&image.image, options, Box::pin(removal)).await,
             None => removal.await,
         }
     }
@@ -190,8 +190,8 @@ impl Backend for StoreBackend {
 
     /// A mount is reported as a container, because it uses its image like one.
     async fn container_inventory(&self) -> Result<ContainerInventory, BackendError> {
-        let mut inventory = match &self.hook {
-            Some(hook) => hook.container_inventory().await?,
+        let mut inventory = match &self.attached {
+            Some(attached) => attached.container_inventory().await?,
             None => ContainerInventory::default(),
         };
         let mounts = self.ask(Store::mounts).await?;
@@ -228,8 +228,8 @@ impl ImageOrigins for StoreBackend {
         Ok(recorded.into_iter().map(ImageId::from).collect())
     }
 
-    async fn settle_pulls(&self) {
-        self.puller.wait_for_abandoned().await;
+    async fn wait_for_ending_pulls(&self) {
+        self.puller.wait_for_ending_pulls().await;
     }
 }
 
@@ -238,8 +238,8 @@ impl ImageNames for StoreBackend {
     async fn add_name(&self, id: &ImageId, name: &Reference) -> Result<bool, BackendError> {
         let (Some(digest), name) = (id.digest(), name.clone()) else { return Ok(false) };
         let named = self.ask(move |store| store.add_name(&digest, &name)).await?;
-        if let Some(hook) = &self.hook {
-            hook.after_commit(&ImageName::from(id)).await?;
+        if let Some(attached) = &self.attached {
+            attached.after_commit(&ImageName::from(id)).await?;
         }
         Ok(named.is_some())
     }

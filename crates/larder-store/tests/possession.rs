@@ -510,7 +510,7 @@ impl ReuseWorld {
                 }
                 let pull = self.puller().pull(&name, None, &progress);
                 let _ = tokio::time::timeout(Duration::from_millis(100), pull).await;
-                self.puller().wait_for_abandoned().await;
+                self.puller().wait_for_ending_pulls().await;
                 registry.clear_faults();
                 None
             }

@@ -242,7 +242,7 @@ pub trait ImageOrigins: Send + Sync {
     async fn recorded(&self) -> Result<Vec<ImageId>, BackendError>;
 
     /// Waits until no pull that has failed or was dropped can make an image present any more.
-    async fn settle_pulls(&self);
+    async fn wait_for_ending_pulls(&self);
 }
 
 /// Changes of single names of present images. A backend that has them also removes single

@@ -40,7 +40,7 @@ impl BackendHandle {
     /// Publishes the images of the store from now on. Does nothing with another backend.
     pub(crate) fn publish_with(&mut self, publisher: Arc<StorePublisher>) {
         if let BackendHandle::Store(store) = self {
-            *store = store.clone().with_hook(publisher);
+            *store = store.clone().with_attached_runtime(publisher);
         }
     }
 

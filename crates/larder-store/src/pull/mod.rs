@@ -97,7 +97,8 @@ impl Default for StorePullConfig {
     }
 }
 
-/// The layers of an image, all unpacked. Dropped after their commit.
+/// The layers of an image, all unpacked. Fields are dropped in this order, after the commit: an archive that is no longer
+/// referenced may be reclaimed, and its layer with it.
 struct AcquiredLayers {
     plan: PullPlan,
     layers: Vec<LayerHandle>,
@@ -110,7 +111,7 @@ struct AcquiredLayers {
 }
 
 impl AcquiredLayers {
-    /// The commit of a pulled image with these layers.
+    /// The commit of an image with these layers.
     fn commit(&self, names: Vec<Reference>, manifests: Vec<(Digest, Vec<u8>)>) -> ImageCommit {
         ImageCommit {
             names,
@@ -183,7 +184,7 @@ impl StorePuller {
     }
 
     /// Waits until no pull that has failed or was dropped can make an image present any more.
-    pub async fn wait_for_abandoned(&self) {
+    pub async fn wait_for_ending_pulls(&self) {
         self.ending.wait().await;
     }
 
@@ -272,12 +273,12 @@ impl StorePuller {
         let archives = self.store.reference_archives(downloads.iter().cloned());
         let running = self.running.begin(&plan, origin.progress());
         let claims = self.claim(origin, &plan).await?;
+        origin.progress().set_layers(&plan, &claims);
         self.admit(origin, &plan, &claims).await?;
         let lease = match name {
             Some(name) => Some(self.lease_of(name, &plan, &downloads, &claims).await?),
             None => None,
         };
-        origin.progress().set_layers(&plan, &claims);
         let layers = Box::pin(self.run_layer_jobs(origin, &plan, claims, workers.worker())).await?;
         Ok(AcquiredLayers { plan, layers, downloads, lease, _running: running, _archives: archives })
     }

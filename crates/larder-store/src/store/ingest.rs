@@ -188,7 +188,9 @@ impl IngestFile {
 
     /// Closes the file until it is used again: an image may have more layers that wait than a process may have files.
     pub fn close(&self) {
-        self.0.open_file().take();
+        // Not closed while it is locked: that may wait for the disk.
+        let data = self.0.open_file().take();
+        drop(data);
     }
 
     /// Reads the blob from its start, and waits for bytes that are not there yet. Blocks; for threads.

@@ -90,7 +90,7 @@ fn the_commit_of_a_dropped_load_is_waited_for() {
     load.abort();
     let is_settled = world.worker.spawn(async move {
         let _canceled = load.await;
-        let mut settled = Box::pin(puller.wait_for_abandoned());
+        let mut settled = Box::pin(puller.wait_for_ending_pulls());
         let is_settled = (&mut settled).now_or_never().is_some();
         drop(stall);
         settled.await;

@@ -83,7 +83,7 @@ impl InterruptedPullResolver {
     /// The outcome of a pull whose caller was canceled.
     async fn outcome(&self, image: &ImageName) -> InterruptedPullResult {
         if let Some(origins) = self.backend.origins() {
-            origins.settle_pulls().await;
+            origins.wait_for_ending_pulls().await;
             let seen = self.seen(image).await;
             if !matches!(seen, InterruptedPullResult::Unknown) {
                 return seen;
