@@ -12,7 +12,7 @@ use tokio::runtime::Handle;
 use tokio::task::spawn_blocking;
 
 use crate::backend::{OpenMode, RuntimeRequirement};
-use crate::client::EnsureSession;
+use crate::client::EnsureCalls;
 use crate::config::{self, SettingOrigin, SettingsSource, SettingsSources};
 use crate::control;
 use crate::environment::DefaultPaths;
@@ -46,7 +46,7 @@ use crate::serve::CommandServer;
 /// ```
 pub struct LocalNode {
     server: CommandServer,
-    ensures: EnsureSession,
+    ensures: EnsureCalls,
 }
 
 impl LocalNode {
@@ -72,7 +72,7 @@ impl LocalNode {
         let node =
             opened.await.map_err(|error| Error::failed(format!("cannot open the store: {error}")))??;
         let server = CommandServer::start(node);
-        let ensures = EnsureSession::new(server.client(), None, Arc::new(LogSink), false);
+        let ensures = EnsureCalls::new(server.client(), None, Arc::new(LogSink), false);
         Ok(LocalNode { server, ensures })
     }
 

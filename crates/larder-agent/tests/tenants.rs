@@ -14,7 +14,7 @@ use larder::events::LogSink;
 use larder::pod::Pod;
 use larder::pull::{EnsureRequest, PullPolicy};
 use larder_agent::backend::{OpenMode, RuntimeRequirement};
-use larder_agent::client::EnsureSession;
+use larder_agent::client::EnsureCalls;
 use larder_agent::config::{self, SettingsSources};
 use larder_agent::environment::DefaultPaths;
 use larder_agent::node::{Node, NodeOptions, StateDirAccess};
@@ -51,7 +51,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 struct TenantFixture {
     _dir: TempDir,
     server: CommandServer,
-    session: Arc<EnsureSession>,
+    session: Arc<EnsureCalls>,
     honest: FaultRegistry,
     hostile: FaultRegistry,
     /// Of a hostile registry too; its token service does not answer.
@@ -85,7 +85,7 @@ impl TenantFixture {
             verbosity: tracing::Level::ERROR,
         };
         let server = CommandServer::start(Node::open(sources, config, None, options).unwrap());
-        let session = Arc::new(EnsureSession::new(server.client(), None, Arc::new(LogSink), false));
+        let session = Arc::new(EnsureCalls::new(server.client(), None, Arc::new(LogSink), false));
         let [honest, hostile, hanging] = [(); 3].map(|()| FaultRegistry::start());
         let victim = honest.put_image("private/app", "1", PLAIN, &[layer("secret", 20_000)], &[]);
         for round in 0..(1 + ATTEMPTS) * ROUNDS {
@@ -173,7 +173,7 @@ impl TenantFixture {
 }
 
 /// A pod of its own pulls this image: no back-off applies.
-async fn pull(session: &EnsureSession, name: &str) -> Result<(), String> {
+async fn pull(session: &EnsureCalls, name: &str) -> Result<(), String> {
     static PODS: AtomicU64 = AtomicU64::new(0);
     let uid = format!("uid-{}", PODS.fetch_add(1, Ordering::Relaxed));
     let pod = Pod { uid, name: "app".into(), namespace: "tenant".into(), ..Pod::default() };

@@ -21,7 +21,7 @@ use super::Client;
 use crate::error::Error;
 
 /// Ensures of one run of a command.
-pub struct EnsureSession {
+pub struct EnsureCalls {
     client: Client,
     /// A failure of an earlier run holds nothing back in this one.
     run: String,
@@ -48,16 +48,16 @@ fn new_run() -> String {
     format!("{}-{}", std::process::id(), now.as_nanos())
 }
 
-impl EnsureSession {
+impl EnsureCalls {
     /// Sends nothing yet. Pod events that the answers contain go to `events`.
     pub fn new(
         client: Client,
         own: Option<PullSecret>,
         events: Arc<dyn EventSink>,
         progress: bool,
-    ) -> EnsureSession {
+    ) -> EnsureCalls {
         let connection_error = watch::Sender::new(None);
-        EnsureSession {
+        EnsureCalls {
             client,
             run: new_run(),
             own,
@@ -70,14 +70,14 @@ impl EnsureSession {
 
     /// A new run through the same client: earlier failures hold nothing back.
     #[must_use]
-    pub fn begin_run(self) -> EnsureSession {
-        EnsureSession { run: new_run(), ..self }
+    pub fn begin_run(self) -> EnsureCalls {
+        EnsureCalls { run: new_run(), ..self }
     }
 
     /// Continues the run through another client.
     #[must_use]
-    pub fn through(self, client: Client) -> EnsureSession {
-        EnsureSession {
+    pub fn through(self, client: Client) -> EnsureCalls {
+        EnsureCalls {
             client,
             under_way: Mutex::default(),
             connection_error: watch::Sender::new(None),
@@ -91,7 +91,7 @@ impl EnsureSession {
     }
 
     /// As [`ImageManager::ensure`](larder::pull::ImageManager::ensure). Does not end when
-    /// the process that has the images is [lost](EnsureSession::lost).
+    /// the process that has the images is [lost](EnsureCalls::lost).
     pub async fn ensure(&self, request: &EnsureRequest) -> Result<EnsuredImage, EnsureError> {
         match self.ask(request).await {
             Ok(ended) => ended,
@@ -102,7 +102,7 @@ impl EnsureSession {
         }
     }
 
-    /// Returns the plan of [`ensure`](EnsureSession::ensure). Changes nothing.
+    /// Returns the plan of [`ensure`](EnsureCalls::ensure). Changes nothing.
     pub async fn plan(&self, request: &EnsureRequest) -> Result<EnsurePlan, Error> {
         let asked = self.request(request);
         let answer = self.client.ask(async |mut calls| calls.plan_ensure(asked).await).await?;
@@ -186,12 +186,12 @@ impl EnsureSession {
 
 /// Wait of one call, while it lasts.
 struct OngoingEnsure<'a> {
-    pulls: &'a EnsureSession,
+    pulls: &'a EnsureCalls,
     id: u64,
 }
 
 impl OngoingEnsure<'_> {
-    fn enter<'a>(pulls: &'a EnsureSession, image: &ImageName) -> OngoingEnsure<'a> {
+    fn enter<'a>(pulls: &'a EnsureCalls, image: &ImageName) -> OngoingEnsure<'a> {
         let mut under_way = pulls.under_way.lock();
         let id = under_way.last_key_value().map_or(0, |(last, _)| last + 1);
         under_way.insert(id, RequestedPulls { image: image.clone(), pulls: Vec::new() });
@@ -221,7 +221,7 @@ mod tests {
     #[test]
     fn a_pull_has_the_name_of_the_first_request_for_it() {
         let client = Client::of(ControlServerAddress::Daemon("/nowhere/s".into()), None);
-        let session = EnsureSession::new(client, None, Arc::new(LogSink), true);
+        let session = EnsureCalls::new(client, None, Arc::new(LogSink), true);
         let requests = ["busybox", "busybox:latest"].map(|name| OngoingEnsure::enter(&session, &name.into()));
         for request in &requests {
             request.set(vec![api::Pull { image: "busybox:latest".into(), ..api::Pull::default() }]);

@@ -30,7 +30,7 @@ use crate::error::{Error, ErrorKind};
 
 pub use calls::{ControlCalls, ResponseStream};
 pub use download::ArchiveDownload;
-pub use ensure_calls::EnsureSession;
+pub use ensure_calls::EnsureCalls;
 pub use server_discovery::{ControlServerAddress, find_server, is_listening, socket_path};
 pub(crate) use server_discovery::{command_socket, daemon_file};
 pub use upload::{ArchiveReadError, ArchiveUpload};

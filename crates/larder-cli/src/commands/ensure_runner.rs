@@ -9,7 +9,7 @@ use larder::backend::CallErrorKind;
 use larder::events::{Event, EventSink};
 use larder::pull::{EnsureError, EnsureReason, EnsureRequest, EnsuredImage, ImagePresence};
 use larder::reference::{ImageId, ImageName};
-use larder_agent::client::{Client, EnsureSession};
+use larder_agent::client::{Client, EnsureCalls};
 use larder_agent::image_name;
 use larder_agent::registry::UserCredentials;
 use serde::Serialize;
@@ -144,12 +144,12 @@ impl EnsureRun<'_> {
     /// with more disk space if the user lets GC free some.
     pub(super) async fn ensure(
         &self,
-        calls: EnsureSession,
+        calls: EnsureCalls,
         requests: &[EnsureRequest],
-    ) -> (EnsureSession, EnsureResults) {
+    ) -> (EnsureCalls, EnsureResults) {
         let out = &*self.session.out;
         let shown = ProgressOutput { progress: self.progress, out };
-        let ensure = async |calls: &EnsureSession, requests: &[EnsureRequest]| {
+        let ensure = async |calls: &EnsureCalls, requests: &[EnsureRequest]| {
             let interrupted = self.interrupt.interrupted();
             ensure_all(calls, requests, self.retry_for, self.events, shown, interrupted).await
         };
@@ -161,11 +161,11 @@ impl EnsureRun<'_> {
     /// Requests what the command that this one worked through left unfinished, of the process that has the images now.
     async fn take_over(
         &self,
-        calls: EnsureSession,
+        calls: EnsureCalls,
         requests: &[EnsureRequest],
         mut ended: EnsureResults,
-        ensure: impl AsyncFn(&EnsureSession, &[EnsureRequest]) -> EnsureResults,
-    ) -> (EnsureSession, EnsureResults) {
+        ensure: impl AsyncFn(&EnsureCalls, &[EnsureRequest]) -> EnsureResults,
+    ) -> (EnsureCalls, EnsureResults) {
         if ended.lost.is_none() || !calls.client().is_joined() {
             return (calls, ended);
         }
@@ -192,7 +192,7 @@ impl EnsureRun<'_> {
 /// Makes all images present in parallel and returns the result of each. Ends early, with the rest
 /// [unfinished](EnsureResult::Unfinished), when `interrupt` is done, or the process that does the work has ended.
 async fn ensure_all(
-    calls: &EnsureSession,
+    calls: &EnsureCalls,
     requests: &[EnsureRequest],
     retry_for: Duration,
     events: &dyn EventSink,
@@ -236,7 +236,7 @@ async fn ensure_all(
 /// Tries until it works or the time is over (never, without a deadline), looking again as kubelet does: soon after a
 /// failure, then every few seconds, and as soon as the back-off is over.
 async fn ensure_with_retries(
-    calls: &EnsureSession,
+    calls: &EnsureCalls,
     request: &EnsureRequest,
     deadline: Option<Instant>,
     events: &dyn EventSink,
@@ -271,7 +271,7 @@ fn record_failure(request: &EnsureRequest, error: &EnsureError, events: &dyn Eve
 
 /// Prints an error if the backend is unreachable: checked after something failed, because a pull's error does not say.
 async fn report_lost_backend(
-    calls: &EnsureSession,
+    calls: &EnsureCalls,
     interrupt: &InterruptHandle,
     out: &Printer,
 ) -> CommandOutcome {
@@ -284,7 +284,7 @@ async fn report_lost_backend(
 
 /// Prints why not all images were finished, or whether those that failed did so because the backend is gone.
 pub(super) async fn end(
-    calls: &EnsureSession,
+    calls: &EnsureCalls,
     requests: &[EnsureRequest],
     ended: EnsureResults,
     interrupt: &InterruptHandle,

@@ -1,7 +1,7 @@
 //! After pulls that failed for lack of disk space: offers on a terminal to run a GC round for them, and pulls again.
 
 use larder::pull::EnsureRequest;
-use larder_agent::client::{Client, EnsureSession};
+use larder_agent::client::{Client, EnsureCalls};
 use larder_api::v1::CollectRequest;
 use larder_api::v1::collect_request::Goal;
 
@@ -14,13 +14,13 @@ use crate::printer::Printer;
 
 /// Returns what `ended` has; images that lacked space are tried once more with `ensure`, if the user lets GC free some.
 pub(super) async fn retry(
-    pulls: EnsureSession,
+    pulls: EnsureCalls,
     mut ended: EnsureResults,
     requests: &[EnsureRequest],
     interrupt: &InterruptHandle,
     out: &Printer,
-    ensure: impl AsyncFn(&EnsureSession, &[EnsureRequest]) -> EnsureResults,
-) -> (EnsureSession, EnsureResults) {
+    ensure: impl AsyncFn(&EnsureCalls, &[EnsureRequest]) -> EnsureResults,
+) -> (EnsureCalls, EnsureResults) {
     let short: Vec<(usize, u64)> = ended
         .results
         .iter()

@@ -7,7 +7,7 @@ use larder::events::{Event, EventReason, EventSink, LogSink};
 use larder::pod::Pod;
 use larder::pull::{EnsureRequest, ImagePresence as Pulled, PullConfig, PullPolicy};
 use larder::reference::ImageName;
-use larder_agent::client::EnsureSession;
+use larder_agent::client::EnsureCalls;
 use serde::Serialize;
 
 use super::ensure::{argument_uid, check_argument};
@@ -66,7 +66,7 @@ pub(super) async fn run(
     let progress = Arc::new(ProgressLines::new(!args.quiet && progress_possible()));
     ensure_runner::warn_about_ignored_flags(&client, &args.pulling, &candidates, out);
     let events = Arc::new(ImageWarnings(Arc::clone(out)));
-    let calls = EnsureSession::new(client, credentials.secret, events, true);
+    let calls = EnsureCalls::new(client, credentials.secret, events, true);
     out.keep_above(&progress);
     let run = EnsureRun {
         session,

@@ -10,7 +10,7 @@ use larder::pull::EnsurePlan;
 use larder::reference::{Digest, ImageId, ImageName, Reference};
 use larder_agent::NodeOpenError;
 use larder_agent::backend::OpenMode;
-use larder_agent::client::{Client, EnsureSession};
+use larder_agent::client::{Client, EnsureCalls};
 use larder_agent::registry::{ImageDocuments, PlatformMatcher, RegistryClient};
 use serde::Serialize;
 
@@ -119,7 +119,7 @@ pub(super) async fn run(
         None => HashSet::new(),
     };
     let own = credentials.secret.clone();
-    let pulls = client.map(|client| EnsureSession::new(client, own, Arc::new(LogSink), false));
+    let pulls = client.map(|client| EnsureCalls::new(client, own, Arc::new(LogSink), false));
     let mut planner = Planner { pulls, credentials, registry, layers, answers: HashMap::new() };
     let mut images = Vec::new();
     for job in &gathered.jobs {
@@ -154,7 +154,7 @@ async fn present_layers(client: &Client) -> Result<HashSet<String>, Failure> {
 /// Asks the backend and the registries, each image once for the same credentials.
 struct Planner<'a> {
     /// `None` where the store does not exist.
-    pulls: Option<EnsureSession>,
+    pulls: Option<EnsureCalls>,
     credentials: &'a CredentialSetup,
     registry: RegistryClient,
     layers: HashSet<String>,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use larder::events::EventSink;
 use larder::hint::Hint;
 use larder::pull::{EnsureError, EnsureReason, EnsureRequest, PullConfig};
-use larder_agent::client::EnsureSession;
+use larder_agent::client::EnsureCalls;
 use larder_agent::image_name;
 use larder_agent::registry::UserCredentials;
 use tokio::time::Instant;
@@ -71,8 +71,7 @@ pub(super) async fn run(
         out.warning("--verify has no effect: the daemon uses its own verification policy");
     }
     ensure_runner::warn_about_ignored_flags(&client, &args.pulling, &candidates, out);
-    let calls =
-        EnsureSession::new(client, credentials.secret, Arc::clone(&events) as Arc<dyn EventSink>, true);
+    let calls = EnsureCalls::new(client, credentials.secret, Arc::clone(&events) as Arc<dyn EventSink>, true);
     let requests: Vec<_> = gathered.jobs.iter().map(|job| job.request.clone()).collect();
     let run = EnsureRun {
         session,

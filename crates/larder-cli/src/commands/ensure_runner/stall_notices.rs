@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use larder::pull::{PullPhase, PullStatus};
-use larder_agent::client::EnsureSession;
+use larder_agent::client::EnsureCalls;
 use tokio::time::{self, Instant, MissedTickBehavior};
 
 use crate::output::progress::ProgressLines;
@@ -20,7 +20,7 @@ const SHOWN: usize = 12;
 
 /// Reports until dropped; it never ends. On a terminal, where progress shows the pulls, it only reports a
 /// runtime that does not answer.
-pub(super) async fn print_stalls(pulls: &EnsureSession, progress: &ProgressLines, out: &Printer) {
+pub(super) async fn print_stalls(pulls: &EnsureCalls, progress: &ProgressLines, out: &Printer) {
     let mut ticks = time::interval_at(Instant::now() + PERIOD, PERIOD);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut answers = true;
@@ -44,7 +44,7 @@ pub(super) async fn print_stalls(pulls: &EnsureSession, progress: &ProgressLines
 }
 
 /// Why a backend does not answer a simple question.
-async fn silence_reason(pulls: &EnsureSession) -> Option<String> {
+async fn silence_reason(pulls: &EnsureCalls) -> Option<String> {
     match time::timeout(ANSWER_WITHIN, pulls.client().check_backend()).await {
         Ok(Ok(())) => None,
         Ok(Err(failure)) => Some(failure.message().to_owned()),

@@ -54,7 +54,7 @@ fn silent() -> Printer {
 }
 
 /// Ensures on a node of this process with that backend.
-fn pulls(backend: FakeBackend, events: Arc<dyn EventSink>) -> (EnsureSession, tempfile::TempDir) {
+fn pulls(backend: FakeBackend, events: Arc<dyn EventSink>) -> (EnsureCalls, tempfile::TempDir) {
     pulls_with(backend, events, |_| ())
 }
 
@@ -63,7 +63,7 @@ pub(super) fn pulls_with(
     backend: FakeBackend,
     events: Arc<dyn EventSink>,
     change: impl FnOnce(&mut Config),
-) -> (EnsureSession, tempfile::TempDir) {
+) -> (EnsureCalls, tempfile::TempDir) {
     let dir = tempfile::tempdir().unwrap();
     let sources = SettingsSources { places: DefaultPaths::of(true, |_| None), layers: Vec::new() };
     let mut config = config::load(&sources).unwrap();
@@ -72,7 +72,7 @@ pub(super) fn pulls_with(
     config.ensured_lease = Duration::ZERO;
     change(&mut config);
     let node = Node::on_backend(Arc::new(backend), dir.path(), sources, config).ok().unwrap();
-    (EnsureSession::new(CommandServer::start(node).client(), None, events, true), dir)
+    (EnsureCalls::new(CommandServer::start(node).client(), None, events, true), dir)
 }
 
 fn small() -> Image {
