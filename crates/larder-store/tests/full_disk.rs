@@ -413,7 +413,7 @@ fn a_download_of_a_pull_that_failed_does_not_keep_another_one_out() {
     let store = open(&disk);
     let blob = BlobSource::archive(Digest::sha256("failed"), 20 << 20);
     store.ingest(&blob).unwrap().write_at(&vec![7; 16 << 20], 0).unwrap();
-    let leased = LeaseResources { ingests: vec![blob.download()], ..LeaseResources::default() };
+    let leased = LeaseResources { ingests: vec![blob.ingest_id()], ..LeaseResources::default() };
     store.lease(&LeaseRecord::granted("pull/a", leased, Duration::MAX, &ClockReading::now())).unwrap();
     let kept = store.usage().unwrap().ingest.bytes;
     let offered = store.reclaimable(ReclaimTrigger::Pressure, &std::time::SystemTime::now().into()).unwrap();

@@ -177,7 +177,7 @@ async fn a_pull_clears_away_what_a_dead_process_left_for_too_long() {
         ("pull/kept", &kept, ClockReading::now()),
     ];
     for (id, blob, at) in granted {
-        let leased = LeaseResources { layers: Vec::new(), ingests: vec![blob.download()] };
+        let leased = LeaseResources { layers: Vec::new(), ingests: vec![blob.ingest_id()] };
         let minute = Duration::from_secs(60);
         store.lease(&LeaseRecord::granted(id, leased, minute, &at)).unwrap();
     }
@@ -203,7 +203,7 @@ async fn a_pull_clears_away_what_a_dead_process_left_for_too_long() {
         .unwrap();
     let left: Vec<_> = ingests.iter().filter(|path| path.exists()).collect();
     assert_eq!(left.len(), 1, "{left:?}");
-    assert!(left[0].to_string_lossy().contains(kept.download().hex()), "{left:?}");
+    assert!(left[0].to_string_lossy().contains(kept.ingest_id().digest().hex()), "{left:?}");
     let leases: Vec<String> =
         store.leases(&UNIX_EPOCH.into()).unwrap().into_iter().map(|lease| lease.id).collect();
     assert!(!leases.contains(&"pull/stale".to_owned()), "{leases:?}");

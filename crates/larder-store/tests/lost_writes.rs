@@ -122,7 +122,7 @@ fn blob(archive: &[u8]) -> BlobSource {
 
 /// As a pull does it that may be interrupted and come back.
 fn lease(store: &Store, name: &str) {
-    let ingests = vec![blob(&archive(name)).download()];
+    let ingests = vec![blob(&archive(name)).ingest_id()];
     let leased = LeaseResources { ingests, ..LeaseResources::default() };
     let id = format!("pull/{name}");
     let lease = LeaseRecord::granted(id, leased, Duration::MAX, &ClockReading::now());
@@ -148,7 +148,7 @@ fn commit(store: &Store, name: &str, layer: LayerHandle) -> Result<(), StoreErro
             media_type: "application/vnd.oci.image.layer.v1.tar".into(),
             layer,
         }],
-        downloads: Vec::new(),
+        ingests: Vec::new(),
         pinned: false,
         preloaded: false,
         end_lease: Some(format!("pull/{name}")),

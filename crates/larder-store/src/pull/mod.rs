@@ -45,8 +45,8 @@ pub(crate) use plan::chain_id;
 use crate::disk::{DiskSpace, SpaceReserve};
 use crate::store::admission::{self, admit};
 use crate::store::{
-    ArchiveReferences, ClaimOutcome, ImageCommit, ImageRecord, LayerHandle, LeaseRecord, LeaseResources,
-    Store, StoreError, TransferLogin,
+    ClaimOutcome, ImageCommit, ImageRecord, IngestId, IngestReferences, LayerHandle, LeaseRecord,
+    LeaseResources, Store, StoreError, TransferLogin,
 };
 use crate::unpack::{BackgroundSyncer, UnpackLimits, UnpackOptions, UnpackThreads};
 use fetch_layer::LayerOrigin;
@@ -97,17 +97,17 @@ impl Default for StorePullConfig {
     }
 }
 
-/// The layers of an image, all unpacked. Fields are dropped in this order, after the commit: an archive that is no longer
+/// The layers of an image, all unpacked. Fields are dropped in this order, after the commit: an ingest that is no longer
 /// referenced may be reclaimed, and its layer with it.
 struct AcquiredLayers {
     plan: PullPlan,
     layers: Vec<LayerHandle>,
-    /// Downloads of its layers.
-    downloads: Vec<Digest>,
+    /// Ingests of its layers.
+    ingests: Vec<IngestId>,
     /// The lease of the pull; a load has none.
     lease: Option<String>,
     _running: Arc<PullInProgress>,
-    _archives: ArchiveReferences,
+    _referenced: IngestReferences,
 }
 
 impl AcquiredLayers {
@@ -119,7 +119,7 @@ impl AcquiredLayers {
             manifests,
             has_digest: true,
             layers: self.plan.committed(&self.layers),
-            downloads: self.downloads.clone(),
+            ingests: self.ingests.clone(),
             pinned: false,
             preloaded: false,
             end_lease: self.lease.clone(),
@@ -268,19 +268,19 @@ impl StorePuller {
         name: Option<&Reference>,
         workers: &PullWorkers,
     ) -> Result<AcquiredLayers, PullError> {
-        let downloads: Vec<Digest> = plan.layers.iter().map(|layer| origin.blob(layer).download()).collect();
+        let ingests: Vec<IngestId> = plan.layers.iter().map(|layer| origin.blob(layer).ingest_id()).collect();
         // Before the claims: a resumable layer must not be reclaimed in between.
-        let archives = self.store.reference_archives(downloads.iter().cloned());
+        let referenced = self.store.reference_ingests(ingests.iter().cloned());
         let running = self.running.begin(&plan, origin.progress());
         let claims = self.claim(origin, &plan).await?;
         origin.progress().set_layers(&plan, &claims);
         self.admit(origin, &plan, &claims).await?;
         let lease = match name {
-            Some(name) => Some(self.lease_of(name, &plan, &downloads, &claims).await?),
+            Some(name) => Some(self.lease_of(name, &plan, &ingests, &claims).await?),
             None => None,
         };
         let layers = Box::pin(self.run_layer_jobs(origin, &plan, claims, workers.worker())).await?;
-        Ok(AcquiredLayers { plan, layers, downloads, lease, _running: running, _archives: archives })
+        Ok(AcquiredLayers { plan, layers, ingests, lease, _running: running, _referenced: referenced })
     }
 
     /// Refuses a pull that would fill the disk, after space beside images was reclaimed: what has expired, and if that is
@@ -296,13 +296,13 @@ impl StorePuller {
             return Ok(());
         }
         let sizes: Vec<u64> = missing.iter().map(|layer| layer.descriptor.size).collect();
-        let archives: Vec<Digest> = missing.iter().map(|layer| origin.blob(layer).download()).collect();
+        let ingests: Vec<IngestId> = missing.iter().map(|layer| origin.blob(layer).ingest_id()).collect();
         let (store, reserve) = (self.store.clone(), self.config.reserve);
         let fits = move || {
             store.sweep(&ClockReading::now())?;
             let need = admission::estimate(store.ratio()?, &sizes);
             let largest = sizes.iter().copied().max().unwrap_or_default();
-            let need = need.after_download(store.downloaded(&archives), largest);
+            let need = need.after_download(store.ingested_bytes(&ingests), largest);
             Ok::<_, StoreError>((admit(need, store.free()?, reserve, DiskSpace::default()).is_ok(), need))
         };
         let (fits, need) = blocking(fits).await??;
@@ -351,7 +351,7 @@ impl StorePuller {
         &self,
         name: &Reference,
         plan: &PullPlan,
-        downloads: &[Digest],
+        ingests: &[IngestId],
         claims: &[ClaimOutcome],
     ) -> Result<String, PullError> {
         let id = format!("pull/{}@{}", name.name(), plan.config.0);
@@ -359,10 +359,10 @@ impl StorePuller {
             return Ok(id);
         }
         let left = claims.iter().filter_map(|claim| match claim {
-            ClaimOutcome::Present(layer) if layer.is_uncommitted() => Some(layer.downloads()),
+            ClaimOutcome::Present(layer) if layer.is_uncommitted() => Some(layer.ingests()),
             _ => None,
         });
-        let ingests = downloads.iter().cloned().chain(left.flatten()).collect();
+        let ingests = ingests.iter().cloned().chain(left.flatten()).collect();
         let leased = LeaseResources { ingests, ..LeaseResources::default() };
         let now = ClockReading::now();
         let lease = LeaseRecord::granted(id.clone(), leased, PULL_LEASE, &now);

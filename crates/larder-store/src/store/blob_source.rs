@@ -30,7 +30,24 @@ impl From<Option<&Credential>> for TransferLogin {
     }
 }
 
-/// A blob as one repository has it: the unit in which layers are claimed, downloaded, and reused.
+/// Identifies an ingest: what was received of a blob of one repository, and can be resumed.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct IngestId(Digest);
+
+impl IngestId {
+    /// Returns the ID with this digest.
+    pub(super) fn of_digest(digest: Digest) -> IngestId {
+        IngestId(digest)
+    }
+
+    /// Returns the digest that names the files of the ingest.
+    pub fn digest(&self) -> &Digest {
+        &self.0
+    }
+}
+
+/// A blob as one repository has it: the unit in which layers are claimed, ingested, and reused.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlobSource {
     /// Registry and repository; empty for archives, which an administrator loads.
@@ -54,10 +71,10 @@ impl BlobSource {
         BlobSource { repository: String::new(), login: TransferLogin::Anonymous, digest, size }
     }
 
-    /// Identifies the download of the blob. It depends on repository, digest and size: bytes of one repository are never
+    /// Identifies the ingest of the blob. The ID depends on repository, digest and size: bytes of one repository are never
     /// completed by another one, nor replaced by a blob of another size.
-    pub fn download(&self) -> Digest {
-        Digest::sha256(format!("{} {} {}", self.repository, self.digest, self.size))
+    pub fn ingest_id(&self) -> IngestId {
+        IngestId(Digest::sha256(format!("{} {} {}", self.repository, self.digest, self.size)))
     }
 
     /// Identifies the fetch of the blob: those who would be given its layer afterwards may wait for it, which are those that
@@ -69,7 +86,7 @@ impl BlobSource {
             TransferLogin::Hash(hash) => {
                 Digest::sha256(format!("{registry} {hash} {} {}", self.digest, self.size))
             }
-            TransferLogin::Unrecorded => self.download(),
+            TransferLogin::Unrecorded => self.ingest_id().0,
         }
     }
 
@@ -173,13 +190,13 @@ mod tests {
     }
 
     #[test]
-    fn each_source_has_a_download_of_its_own() {
+    fn each_source_has_an_ingest_of_its_own() {
         let one = source("r.example/app", TransferLogin::Anonymous, 10);
-        assert_eq!(one.download(), one.without_login().download());
+        assert_eq!(one.ingest_id(), one.without_login().ingest_id());
         for other in ["r.example/app2", "r.example:444/app"] {
-            assert_ne!(one.download(), source(other, TransferLogin::Anonymous, 10).download());
+            assert_ne!(one.ingest_id(), source(other, TransferLogin::Anonymous, 10).ingest_id());
         }
-        assert_ne!(one.download(), source("r.example/app", TransferLogin::Anonymous, 1).download());
-        assert_ne!(one.download(), BlobSource::archive(Digest::sha256("blob"), 10).download());
+        assert_ne!(one.ingest_id(), source("r.example/app", TransferLogin::Anonymous, 1).ingest_id());
+        assert_ne!(one.ingest_id(), BlobSource::archive(Digest::sha256("blob"), 10).ingest_id());
     }
 }

@@ -62,7 +62,8 @@ impl ClaimRequest {
     /// Names the fetch. A pull that asserts the same diff ID of another blob, or asks another registry or with another
     /// credential, is another fetch: it may be slow, or never end.
     fn fetch(&self) -> FetchId {
-        let blob = if self.same_repository { self.source.download() } else { self.source.fetch() };
+        let blob =
+            if self.same_repository { self.source.ingest_id().digest().clone() } else { self.source.fetch() };
         (blob, self.diff_id.clone())
     }
 }

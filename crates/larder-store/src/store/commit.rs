@@ -14,6 +14,7 @@ use std::time::SystemTime;
 use larder::reference::{Digest, Reference};
 
 use super::admission::learn;
+use super::blob_source::IngestId;
 use super::db::{
     DbRead, DbResult, DbTransaction, IMAGES, LAYERS, LEASES, META, NAMES, TransactionAbort, USES,
 };
@@ -51,8 +52,8 @@ pub struct ImageCommit {
     pub has_digest: bool,
     /// Its layers, lowest first.
     pub layers: Vec<CommitLayer>,
-    /// Downloads of its layers, which are of no more use.
-    pub downloads: Vec<Digest>,
+    /// Ingests of its layers, which are of no more use.
+    pub ingests: Vec<IngestId>,
     /// Pinned: never removed by GC.
     pub pinned: bool,
     /// Loaded from an archive by an administrator.
@@ -137,7 +138,7 @@ impl OpenStore {
         self.note_images(others.iter().chain([&record]));
         drop(guard);
         drop(held);
-        self.discard_ingests(&image.downloads);
+        self.discard_ingests(&image.ingests);
         Ok(record)
     }
 

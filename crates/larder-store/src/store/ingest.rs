@@ -17,7 +17,7 @@ use std::sync::Arc;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use tokio::time::Instant;
 
-use super::blob_source::BlobSource;
+use super::blob_source::{BlobSource, IngestId};
 use super::error::{StoreError, StoreErrorContext as _};
 use super::extents::{self, SavedExtents};
 use super::handle::{OpenStore, Store};
@@ -70,14 +70,14 @@ struct IngestExtents {
 }
 
 impl Store {
-    /// Starts or resumes the [download](BlobSource::download) of a blob. `Busy` while another pull of this process has it.
+    /// Starts or resumes the [ingest](BlobSource::ingest_id) of a blob. `Busy` while another pull of this process has it.
     pub fn ingest(&self, blob: &BlobSource) -> Result<IngestFile, StoreError> {
         let doing = "create a file for a blob";
-        let (inner, download, size) = (&self.0, blob.download(), blob.size);
-        let dir = inner.layout.ingest(&download);
+        let (inner, id, size) = (&self.0, blob.ingest_id(), blob.size);
+        let dir = inner.layout.ingest(&id);
         let hold = inner
             .references
-            .add_exclusive(ReferencedItem::Ingest(download))
+            .add_exclusive(ReferencedItem::Ingest(id))
             .ok_or_else(|| StoreError::Busy { digest: blob.digest.clone() })?;
         let boot = inner.disk.boot_id();
         let (mut durable, mut present) = inner.ingested(&dir, size, &boot).context(doing)?;
@@ -365,15 +365,15 @@ impl OpenStore {
         Ok((ByteRanges::default(), ByteRanges::default()))
     }
 
-    /// Removes the downloads of committed layers.
-    pub(super) fn discard_ingests(&self, downloads: &[Digest]) {
-        for digest in downloads {
-            let dir = self.layout.ingest(digest);
-            if self.references.has(&ReferencedItem::Ingest(digest.clone())) || !dir.exists() {
+    /// Removes the ingests of committed layers.
+    pub(super) fn discard_ingests(&self, ingests: &[IngestId]) {
+        for id in ingests {
+            let dir = self.layout.ingest(id);
+            if self.references.has(&ReferencedItem::Ingest(id.clone())) || !dir.exists() {
                 continue;
             }
             if let Err(error) = self.discard(&dir) {
-                tracing::warn!(%digest, %error, "cannot remove a fetched blob");
+                tracing::warn!(dir = %dir.display(), %error, "cannot remove a fetched blob");
             }
             self.trash.kick();
         }

@@ -15,7 +15,7 @@ use larder::threads::in_place;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
-use super::blob_source::{BlobSource, is_proved, merge_transfers};
+use super::blob_source::{BlobSource, IngestId, is_proved, merge_transfers};
 use super::claims::{self, ClaimRequest, Claimed, KeyedLayer, LayerClaims};
 use super::db::{DbRead as _, DbReadTransaction, DbResult, LAYERS, MOUNTS, TRANSFERS, encode};
 use super::error::{StoreError, StoreErrorContext as _};
@@ -106,9 +106,9 @@ impl LayerHandle {
         self.0.transfers().clone()
     }
 
-    /// The downloads that became the layer.
-    pub(crate) fn downloads(&self) -> Vec<Digest> {
-        self.0.transfers().iter().map(BlobSource::download).collect()
+    /// The ingests that became the layer.
+    pub(crate) fn ingests(&self) -> Vec<IngestId> {
+        self.0.transfers().iter().map(BlobSource::ingest_id).collect()
     }
 
     pub(super) fn note_transfers(&self, new: &[BlobSource]) {
@@ -424,7 +424,7 @@ impl OpenStore {
         if committed.is_some_and(|layer| layer.present) {
             return Ok(());
         }
-        let leased = self.leased_archives().map_err(io::Error::other)?;
+        let leased = self.leased_ingests().map_err(io::Error::other)?;
         let (record, written) = (layer.record.clone(), layer.written.clone());
         let kept = UncommittedLayer { record, written, transfers: layer.transfers().clone() };
         if kept.is_of(&leased) && !layer.is_lost() {

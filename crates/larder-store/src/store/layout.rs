@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use larder::reference::Digest;
 
+use super::blob_source::IngestId;
 use super::records::LayerKey;
 use crate::disk::{Disk, ensure_dir};
 
@@ -86,8 +87,8 @@ impl StoreLayout {
         self.root.join("ingest")
     }
 
-    pub(crate) fn ingest(&self, digest: &Digest) -> PathBuf {
-        self.ingests().join(ingest_name(digest))
+    pub(crate) fn ingest(&self, id: &IngestId) -> PathBuf {
+        self.ingests().join(format!("{}-{}", id.digest().algorithm(), id.digest().hex()))
     }
 
     /// Where layers are mounted.
@@ -179,11 +180,6 @@ impl StoreLayout {
         }
         Ok(())
     }
-}
-
-/// Name of the directory in `ingest` for the blob of this digest.
-pub(crate) fn ingest_name(digest: &Digest) -> String {
-    format!("{}-{}", digest.algorithm(), digest.hex())
 }
 
 /// The digest that a directory in `ingest`, or a file in `images` without its ending, is named for.

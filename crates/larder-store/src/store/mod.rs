@@ -52,7 +52,7 @@ pub(crate) mod transfers;
 mod trash;
 mod usage;
 
-pub use blob_source::{BlobSource, TransferLogin};
+pub use blob_source::{BlobSource, IngestId, TransferLogin};
 pub(crate) use claims::ClaimRequest;
 pub use claims::Claimed;
 pub use commit::{CommitLayer, ImageCommit};
@@ -65,7 +65,7 @@ pub use ingest::{IngestFile, IngestReader};
 pub use larder::backend::RemoveOptions;
 pub use layer_file::{ARCHIVE_RECORD, LAYER_FILE};
 pub use layers::{ClaimOutcome, LayerClaim, LayerHandle, LayerStaging, LayerWait};
-pub use reclaim::ArchiveReferences;
+pub use reclaim::IngestReferences;
 pub(crate) use records::seconds;
 pub use records::{
     ImageLayer, ImageRecord, LayerKey, LayerMetadata, LayerRecord, LeaseRecord, LeaseResources, MountRecord,

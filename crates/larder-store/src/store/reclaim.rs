@@ -1,7 +1,7 @@
-//! Reclaims what no image needs: downloads and layers of pulls that ended without an image, expired leases, and removed
+//! Reclaims what no image needs: ingests and layers of pulls that ended without an image, expired leases, and removed
 //! files.
 //!
-//! Two conditions retain a download or a resumable layer. A running pull holds its archives ([`Store::reference_archives`]),
+//! Two conditions retain an ingest or a resumable layer. A running pull references them ([`Store::reference_ingests`]),
 //! whatever the trigger. And until space is needed, the lease of an ended pull retains what the next attempt can use, also
 //! across restarts. Such a lease is no source of [retention](larder::retention), which is about images: leases on images are
 //! in the [`RemovalGate`](larder::retention::RemovalGate).
@@ -10,8 +10,8 @@ use std::collections::HashSet;
 use std::time::{Duration, SystemTime};
 
 use larder::gc::{ClockReading, ReclaimOutcome, ReclaimTrigger, ReclaimableSpace};
-use larder::reference::Digest;
 
+use super::blob_source::IngestId;
 use super::db::{DbRead, DbResult, LAYERS, LEASES};
 use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::{OpenStore, Store};
@@ -22,9 +22,9 @@ use super::remove::unused;
 use super::resumable_list::UncommittedLayer;
 use crate::disk::{DiskSpace, measure};
 
-/// Archives that a running pull needs. Their downloads and layers are not reclaimed until this is dropped.
+/// Ingests that a running pull needs. They and their layers are not reclaimed until this is dropped.
 #[derive(Debug)]
-pub struct ArchiveReferences {
+pub struct IngestReferences {
     _held: Vec<ItemReference>,
 }
 
@@ -33,7 +33,7 @@ pub struct ArchiveReferences {
 struct ReclaimRule {
     trigger: ReclaimTrigger,
     now: ClockReading,
-    /// How long a download without a lease is retained after its last write.
+    /// How long an ingest without a lease is retained after its last write.
     ingest_keep: Duration,
 }
 
@@ -43,13 +43,13 @@ impl ReclaimRule {
     }
 
     /// Whether a lease still retains what it names.
-    fn is_in_force(&self, lease: &LeaseRecord, is_in_flight: impl Fn(&Digest) -> bool) -> bool {
+    fn is_in_force(&self, lease: &LeaseRecord, is_in_flight: impl Fn(&IngestId) -> bool) -> bool {
         let has_expired = lease.left(&self.now).is_zero();
         lease.leased.ingests.iter().any(is_in_flight) || !(has_expired || self.needs_space())
     }
 
-    /// Whether a download that no running pull needs is reclaimed; it was last written at `written`.
-    fn can_reclaim_download(&self, is_leased: bool, written: Option<SystemTime>) -> bool {
+    /// Whether an ingest that no running pull needs is reclaimed; it was last written at `written`.
+    fn can_reclaim_ingest(&self, is_leased: bool, written: Option<SystemTime>) -> bool {
         let now = SystemTime::from(self.now.wall);
         let idle = |written| seconds(now).saturating_sub(seconds(written)) >= self.ingest_keep.as_secs();
         !is_leased && (self.needs_space() || written.is_none_or(idle))
@@ -57,10 +57,10 @@ impl ReclaimRule {
 }
 
 impl Store {
-    /// References the archives of a pull, so that its downloads and layers are not reclaimed while it runs.
-    pub fn reference_archives(&self, archives: impl IntoIterator<Item = Digest>) -> ArchiveReferences {
-        let hold = |archive| self.0.references.add(ReferencedItem::Archive(archive));
-        ArchiveReferences { _held: archives.into_iter().map(hold).collect() }
+    /// References the ingests of a pull, so that neither they nor their layers are reclaimed while it runs.
+    pub fn reference_ingests(&self, ingests: impl IntoIterator<Item = IngestId>) -> IngestReferences {
+        let hold = |ingest| self.0.references.add(ReferencedItem::PulledBlob(ingest));
+        IngestReferences { _held: ingests.into_iter().map(hold).collect() }
     }
 
     /// Creates a lease, or replaces the one with this ID. Durable when it returns.
@@ -125,10 +125,10 @@ impl Store {
         self.0.sweep().map(drop)
     }
 
-    /// Bytes on disk of these archives' downloads.
-    pub(crate) fn downloaded<'a>(&self, archives: impl IntoIterator<Item = &'a Digest>) -> u64 {
-        let bytes = |archive| measure(&self.0.layout.ingest(archive)).map_or(0, |usage| usage.bytes);
-        archives.into_iter().map(bytes).sum()
+    /// Bytes on disk of these ingests.
+    pub(crate) fn ingested_bytes<'a>(&self, ingests: impl IntoIterator<Item = &'a IngestId>) -> u64 {
+        let bytes = |ingest| measure(&self.0.layout.ingest(ingest)).map_or(0, |usage| usage.bytes);
+        ingests.into_iter().map(bytes).sum()
     }
 }
 
@@ -137,16 +137,16 @@ impl OpenStore {
         ReclaimRule { trigger, now: now.clone(), ingest_keep: self.config.ingest_keep }
     }
 
-    fn is_in_flight(&self, archive: &Digest) -> bool {
-        self.references.has(&ReferencedItem::Archive(archive.clone()))
+    fn is_in_flight(&self, ingest: &IngestId) -> bool {
+        self.references.has(&ReferencedItem::PulledBlob(ingest.clone()))
     }
 
     fn is_in_force(&self, rule: &ReclaimRule, lease: &LeaseRecord) -> bool {
-        rule.is_in_force(lease, |archive| self.is_in_flight(archive))
+        rule.is_in_force(lease, |ingest| self.is_in_flight(ingest))
     }
 
-    /// The archives that leases in force name.
-    fn leased_by(&self, rule: &ReclaimRule) -> Result<HashSet<Digest>, StoreError> {
+    /// The ingests that leases in force name.
+    fn leased_by(&self, rule: &ReclaimRule) -> Result<HashSet<IngestId>, StoreError> {
         let mut leased = HashSet::new();
         let note = |lease: LeaseRecord| {
             if self.is_in_force(rule, &lease) {
@@ -161,11 +161,11 @@ impl OpenStore {
         let doing = "measure reclaimable space";
         let leased = self.leased_by(rule)?;
         let mut downloads = DiskSpace::ZERO;
-        for archive in self.downloads()? {
+        for ingest in self.ingests()? {
             let in_use =
-                self.is_in_flight(&archive) || self.references.has(&ReferencedItem::Ingest(archive.clone()));
-            if !in_use && rule.can_reclaim_download(leased.contains(&archive), self.written(&archive)) {
-                downloads += measure(&self.layout.ingest(&archive)).context(doing)?;
+                self.is_in_flight(&ingest) || self.references.has(&ReferencedItem::Ingest(ingest.clone()));
+            if !in_use && rule.can_reclaim_ingest(leased.contains(&ingest), self.written(&ingest)) {
+                downloads += measure(&self.layout.ingest(&ingest)).context(doing)?;
             }
         }
         let resumable = self.uncommitted_layers.kept.usage_of(|layer| self.can_reclaim_layer(&leased, layer));
@@ -181,35 +181,35 @@ impl OpenStore {
         Ok(ReclaimableSpace { downloads, layers: resumable + unused, trash, ..ReclaimableSpace::default() })
     }
 
-    /// Moves downloads and resumable layers to the trash. Adds each to `freed`.
+    /// Moves ingests and resumable layers to the trash. Adds each to `freed`.
     fn discard_resumable(&self, rule: &ReclaimRule, freed: &mut ReclaimableSpace) -> Result<(), StoreError> {
         let leased = self.leased_by(rule)?;
-        self.discard_downloads(rule, &leased, &mut freed.downloads)?;
+        self.discard_idle_ingests(rule, &leased, &mut freed.downloads)?;
         self.discard_resumable_layers(|layer| self.can_reclaim_layer(&leased, layer), &mut freed.layers)
     }
 
-    fn can_reclaim_layer(&self, leased: &HashSet<Digest>, layer: &UncommittedLayer) -> bool {
-        !layer.is_of(leased) && !layer.downloads().any(|download| self.is_in_flight(&download))
+    fn can_reclaim_layer(&self, leased: &HashSet<IngestId>, layer: &UncommittedLayer) -> bool {
+        !layer.is_of(leased) && !layer.ingests().any(|ingest| self.is_in_flight(&ingest))
     }
 
-    fn discard_downloads(
+    fn discard_idle_ingests(
         &self,
         rule: &ReclaimRule,
-        leased: &HashSet<Digest>,
+        leased: &HashSet<IngestId>,
         freed: &mut DiskSpace,
     ) -> Result<(), StoreError> {
         let doing = "clean up interrupted fetches";
-        for archive in self.downloads()? {
+        for ingest in self.ingests()? {
             // No fetch of it can start in between.
-            let Some(_hold) = self.references.add_exclusive(ReferencedItem::Ingest(archive.clone())) else {
+            let Some(_hold) = self.references.add_exclusive(ReferencedItem::Ingest(ingest.clone())) else {
                 continue;
             };
-            if self.is_in_flight(&archive)
-                || !rule.can_reclaim_download(leased.contains(&archive), self.written(&archive))
+            if self.is_in_flight(&ingest)
+                || !rule.can_reclaim_ingest(leased.contains(&ingest), self.written(&ingest))
             {
                 continue;
             }
-            let dir = self.layout.ingest(&archive);
+            let dir = self.layout.ingest(&ingest);
             let usage = measure(&dir).context(doing)?;
             self.discard(&dir).context(doing)?;
             *freed += usage;
@@ -235,15 +235,15 @@ impl OpenStore {
         })
     }
 
-    /// The archives that have a directory for their download.
-    fn downloads(&self) -> Result<Vec<Digest>, StoreError> {
+    /// The ingests on the disk.
+    fn ingests(&self) -> Result<Vec<IngestId>, StoreError> {
         let names = names_in(&self.layout.ingests()).context("list downloads")?;
-        Ok(names.iter().filter_map(|name| digest_of_name(name)).collect())
+        Ok(names.iter().filter_map(|name| digest_of_name(name)).map(IngestId::of_digest).collect())
     }
 
-    /// When a download was last written.
-    fn written(&self, archive: &Digest) -> Option<SystemTime> {
-        fs_err::metadata(self.layout.ingest(archive)).and_then(|metadata| metadata.modified()).ok()
+    /// When an ingest was last written.
+    fn written(&self, ingest: &IngestId) -> Option<SystemTime> {
+        fs_err::metadata(self.layout.ingest(ingest)).and_then(|metadata| metadata.modified()).ok()
     }
 
     fn trash_usage(&self) -> Result<DiskSpace, StoreError> {

@@ -10,6 +10,7 @@ use larder::gc::ClockReading;
 use larder::reference::{Digest, ImageName};
 use serde::{Deserialize, Serialize};
 
+use super::blob_source::IngestId;
 use crate::disk::DiskSpace;
 use crate::erofs::ErofsFile;
 
@@ -176,8 +177,8 @@ impl LayerRecord {
 pub struct LeaseResources {
     /// Layers, kept even when no image has them.
     pub layers: Vec<LayerKey>,
-    /// Downloads, kept for resuming whatever their age, with the layers that they became.
-    pub ingests: Vec<Digest>,
+    /// Ingests, kept for resuming whatever their age, with the layers that they became.
+    pub ingests: Vec<IngestId>,
 }
 
 /// Retains what a pull that has not ended with an image can use again, until a time or until space is needed.

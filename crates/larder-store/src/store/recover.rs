@@ -34,7 +34,7 @@ impl OpenStore {
         let doing = "look at the store";
         self.layout.skip_names_in_use().context(doing)?;
         let known = self.db.read(doing, |reader| reader.endings(LAYERS, ""))?;
-        let leased = self.leased_archives()?;
+        let leased = self.leased_ingests()?;
         for name in names_in(&self.layout.layers()).context(doing)? {
             if known.binary_search(&name).is_err() {
                 self.keep_resumable_layer(&name, &leased);
@@ -61,7 +61,7 @@ impl OpenStore {
         let doing = "compare layers with the database";
         let known = self.db.read(doing, |reader| reader.endings(LAYERS, ""))?;
         let mut known: HashSet<String> = known.into_iter().collect();
-        let leased = self.leased_archives()?;
+        let leased = self.leased_ingests()?;
         for name in names_in(&self.layout.layers()).context(doing)? {
             if !known.remove(&name) && !self.keep_resumable_layer(&name, &leased) {
                 self.discard(&self.layout.layers().join(name)).context(doing)?;

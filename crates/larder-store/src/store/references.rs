@@ -1,7 +1,7 @@
 //! Layers and blobs in use by this process, which must not be removed: those of in-flight pulls.
 //!
 //! References live in memory and end with the process, as the pulls do. What must outlive the process is a lease. They are
-//! no sources of retention: they order writers of one layer or download, and nothing asks them about an image.
+//! no sources of retention: they order writers of one layer or ingest, and nothing asks them about an image.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,6 +9,7 @@ use std::sync::Arc;
 use larder::reference::Digest;
 use parking_lot::{Mutex, MutexGuard};
 
+use super::blob_source::IngestId;
 use super::records::LayerKey;
 
 /// Item that can be referenced.
@@ -16,10 +17,10 @@ use super::records::LayerKey;
 pub(crate) enum ReferencedItem {
     Layer(LayerKey),
     Blob(Digest),
-    /// The download of an archive: one writer at a time.
-    Ingest(Digest),
-    /// An archive that a running pull needs, with its download and its layer.
-    Archive(Digest),
+    /// An ingest: one writer at a time.
+    Ingest(IngestId),
+    /// A blob that a running pull needs, with its ingest and its layer.
+    PulledBlob(IngestId),
 }
 
 /// How often each thing is held.

@@ -2,14 +2,13 @@
 //!
 //! They are in `layers` but not in the database. Two conditions bound them. They were not synced, so they are trusted
 //! only until the machine reboots: their record has the boot ID. And they are retained only while a lease names their
-//! archive, such as the lease of an interrupted pull, and no space is needed (`reclaim.rs`). Write errors of a dead process
+//! ingest, such as the lease of an interrupted pull, and no space is needed (`reclaim.rs`). Write errors of a dead process
 //! may be unknown, so a commit compares the layers of one with the digest of their files, as they are on disk.
 
 use std::collections::HashSet;
 use std::io;
 
-use larder::reference::Digest;
-
+use super::blob_source::IngestId;
 use super::db::{DbRead as _, LEASES, decode};
 use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::OpenStore;
@@ -19,8 +18,8 @@ use super::resumable_list::{LayerRecordFile, UncommittedLayer};
 use crate::disk::DiskSpace;
 
 impl OpenStore {
-    /// The downloads that leases name: what a pull may come back for.
-    pub(super) fn leased_archives(&self) -> Result<HashSet<Digest>, StoreError> {
+    /// The ingests that leases name: what a pull may come back for.
+    pub(super) fn leased_ingests(&self) -> Result<HashSet<IngestId>, StoreError> {
         let mut leased = HashSet::new();
         let note = |lease: LeaseRecord| leased.extend(lease.leased.ingests);
         self.db.read("look up the leases of pulls", |reader| reader.for_each(LEASES, note))?;
@@ -54,7 +53,7 @@ impl OpenStore {
     }
 
     /// Keeps a layer that a dead process finished, if it can be believed and a pull may come back for it.
-    pub(super) fn keep_resumable_layer(&self, name: &str, leased: &HashSet<Digest>) -> bool {
+    pub(super) fn keep_resumable_layer(&self, name: &str, leased: &HashSet<IngestId>) -> bool {
         let Some(key) = LayerKey::parse(name) else { return false };
         let Ok(note) = read_record(&self.layout.layer(&key)) else { return false };
         let Ok(LayerRecordFile { record, boot, transfers }) = decode::<LayerRecordFile>(name, &note) else {

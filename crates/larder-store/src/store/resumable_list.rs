@@ -3,11 +3,10 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use larder::reference::Digest;
 use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 
-use super::blob_source::BlobSource;
+use super::blob_source::{BlobSource, IngestId};
 use super::records::{LayerKey, LayerRecord};
 use super::sync_descriptor::{SyncDescriptor, has_failed};
 use crate::disk::DiskSpace;
@@ -36,14 +35,14 @@ pub(super) struct UncommittedLayer {
 }
 
 impl UncommittedLayer {
-    /// Whether one of these downloads became this layer.
-    pub(super) fn is_of(&self, downloads: &HashSet<Digest>) -> bool {
-        self.downloads().any(|download| downloads.contains(&download))
+    /// Whether one of these ingests became this layer.
+    pub(super) fn is_of(&self, ingests: &HashSet<IngestId>) -> bool {
+        self.ingests().any(|ingest| ingests.contains(&ingest))
     }
 
-    /// The downloads that became this layer.
-    pub(super) fn downloads(&self) -> impl Iterator<Item = Digest> {
-        self.transfers.iter().map(BlobSource::download)
+    /// The ingests that became this layer.
+    pub(super) fn ingests(&self) -> impl Iterator<Item = IngestId> {
+        self.transfers.iter().map(BlobSource::ingest_id)
     }
 
     /// Whether some of it may not be on disk, although a reader still sees it.

@@ -65,7 +65,7 @@ fn assert_is_the_fixture(root: &Path) {
     assert_eq!(app.id.hex(), "450d8423ab7e677f430f966def42eb87bb00c132be9aa623e91768540a407d45");
     let leases = store.leases(&noon().into()).unwrap();
     assert_eq!((leases.len(), leases[0].id.as_str()), (1, "pull/1"));
-    assert_eq!(leases[0].leased.ingests, [blob_of("half", 3 << 20).download()]);
+    assert_eq!(leases[0].leased.ingests, [blob_of("half", 3 << 20).ingest_id()]);
     let mounts = store.mounts().unwrap();
     assert_eq!((mounts.len(), mounts[0].mounted, mounts[0].image.clone()), (1, false, app.id.clone()));
     let written = root.join("mounts").join(&mounts[0].id).join("upper/notes");
@@ -96,7 +96,7 @@ fn writing_the_fixture() {
     unpacked(store, "gone", &[("gone", "gone")]);
     store.remove("gone", &RemoveOptions::default()).unwrap();
     let leased =
-        LeaseResources { ingests: vec![blob_of("half", 3 << 20).download()], ..LeaseResources::default() };
+        LeaseResources { ingests: vec![blob_of("half", 3 << 20).ingest_id()], ..LeaseResources::default() };
     let lease = LeaseRecord::granted("pull/1", leased, Duration::MAX, &noon().into());
     store.lease(&lease).unwrap();
     store.ingest(&blob_of("half", 3 << 20)).unwrap().write_at(&vec![7; 1 << 20], 0).unwrap();

@@ -10,8 +10,8 @@ use larder_erofs::{ErofsEntry, ErofsEntryKind, ErofsOptions, ErofsTime, ErofsWri
 use larder_store::disk::{Disk, FileOpenMode};
 use larder_store::erofs::ErofsFile;
 use larder_store::store::{
-    BlobSource, CommitLayer, ImageCommit, ImageRecord, LAYER_FILE, LayerHandle, LayerKey, LayerMetadata,
-    LayerStaging, Store, StoreConfig,
+    BlobSource, CommitLayer, ImageCommit, ImageRecord, IngestId, LAYER_FILE, LayerHandle, LayerKey,
+    LayerMetadata, LayerStaging, Store, StoreConfig,
 };
 use sha2::{Digest as _, Sha256};
 
@@ -87,8 +87,8 @@ pub(crate) fn blob_of(name: &str, size: u64) -> BlobSource {
 }
 
 /// The download of the layer of this name.
-pub(crate) fn download(layer: &str) -> Digest {
-    blob(&facts(layer)).download()
+pub(crate) fn ingest_id(layer: &str) -> IngestId {
+    blob(&facts(layer)).ingest_id()
 }
 
 /// The layer of this name: the present one, or one "unpacked" now, through `disk` so that it can fail.
@@ -186,7 +186,7 @@ pub(crate) fn image(names: &[&str], layers: &[LayerHandle]) -> ImageCommit {
         manifests: vec![(digest(&manifest), manifest)],
         has_digest: true,
         layers: layers.iter().map(commit_layer).collect(),
-        downloads: layers.iter().map(|layer| blob(&layer.record().facts).download()).collect(),
+        ingests: layers.iter().map(|layer| blob(&layer.record().facts).ingest_id()).collect(),
         pinned: false,
         preloaded: false,
         end_lease: None,

@@ -18,7 +18,7 @@ fn a_new_file_is_not_cut_to_nothing() {
     assert_eq!(lengths(), ["set_len 100"]);
     store.ingest(&blob_of("blob", 100)).unwrap();
     assert!(lengths().is_empty(), "it goes on");
-    let name = format!("sha256-{}", blob_of("blob", 100).download().hex());
+    let name = format!("sha256-{}", blob_of("blob", 100).ingest_id().digest().hex());
     fs_err::write(store.root().join("ingest").join(name).join("data"), "short").unwrap();
     store.ingest(&blob_of("blob", 100)).unwrap();
     assert_eq!(lengths(), ["set_len 0", "set_len 100"], "nothing in it is of use");
@@ -29,7 +29,7 @@ fn a_discarded_blob_counts_as_no_space_until_it_is_deleted() {
     let scratch = TempStore::new();
     let file = scratch.store.ingest(&blob_of("blob", 100)).unwrap();
     file.write_at(&[7; 100], 0).unwrap();
-    let name = format!("sha256-{}", blob_of("blob", 100).download().hex());
+    let name = format!("sha256-{}", blob_of("blob", 100).ingest_id().digest().hex());
     let data = fs_err::File::open(scratch.root().join("ingest").join(name).join("data")).unwrap();
     file.discard().unwrap();
     assert_eq!(entries(&scratch.root().join("trash")).len(), 1, "it was not emptied");

@@ -58,7 +58,10 @@ fn a_blob_of_another_size_restarts_at_byte_0() {
 #[test]
 fn notes_that_cannot_be_true_are_not_believed() {
     let scratch = TempStore::new();
-    let dir = scratch.root().join("ingest").join(format!("sha256-{}", blob_of("blob", 100).download().hex()));
+    let dir = scratch
+        .root()
+        .join("ingest")
+        .join(format!("sha256-{}", blob_of("blob", 100).ingest_id().digest().hex()));
     for damage in ["", "{}", r#"{"boot":"x","size":100,"durable":[],"present":[[0,101]]}"#] {
         scratch.store.ingest(&blob_of("blob", 100)).unwrap().write_at(b"0123456789", 0).unwrap();
         fs_err::write(dir.join("extents"), damage).unwrap();
@@ -142,7 +145,7 @@ fn unused_partial_blobs_are_removed() {
         scratch.store.ingest(&blob_of(blob, 100)).unwrap().write_at(b"x", 0).unwrap();
     }
     let leased =
-        LeaseResources { ingests: vec![blob_of("wanted", 100).download()], ..LeaseResources::default() };
+        LeaseResources { ingests: vec![blob_of("wanted", 100).ingest_id()], ..LeaseResources::default() };
     let lease = LeaseRecord::granted("pull/1", leased, Duration::MAX, &noon().into());
     scratch.store.lease(&lease).unwrap();
     let open = scratch.store.ingest(&blob_of("open", 100)).unwrap();

@@ -62,7 +62,7 @@ fn pull_leases(store: &Store) -> Vec<LeaseRecord> {
 
 /// A lease as that of a pull that wants this layer.
 fn wants(layer: &str) -> LeaseRecord {
-    let leased = LeaseResources { ingests: vec![download(layer)], ..LeaseResources::default() };
+    let leased = LeaseResources { ingests: vec![ingest_id(layer)], ..LeaseResources::default() };
     LeaseRecord::granted(format!("pull/{layer}"), leased, Duration::MAX, &noon().into())
 }
 
@@ -164,7 +164,7 @@ fn a_commit_of_a_kept_layer_makes_it_durable() {
     let root = disk.root().join("store");
     let store = Store::open_on(Arc::new(disk.clone()), &root, config()).unwrap();
     let layer = unpacked_layer(&store, &[("etc/name", "a")]);
-    let (wanted, ingests) = (layer.key().clone(), vec![blob(&layer.record().facts).download()]);
+    let (wanted, ingests) = (layer.key().clone(), vec![blob(&layer.record().facts).ingest_id()]);
     let leased = LeaseResources { ingests, ..LeaseResources::default() };
     store.lease(&LeaseRecord { leased, ..wants("a") }).unwrap();
     drop(layer);
@@ -251,7 +251,7 @@ fn leftovers() -> TempStore {
     drop(layer(&scratch.store, "a"));
     let download = blob_of("b", 500_000);
     scratch.store.ingest(&download).unwrap().write_at(&vec![7; 400_000], 0).unwrap();
-    let leased = LeaseResources { ingests: vec![download.download()], ..LeaseResources::default() };
+    let leased = LeaseResources { ingests: vec![download.ingest_id()], ..LeaseResources::default() };
     scratch.store.lease(&LeaseRecord { seconds, leased, ..wants("b") }).unwrap();
     let leased = LeaseResources { layers: vec![key("c")], ..LeaseResources::default() };
     let time = Duration::from_secs(seconds);
@@ -303,8 +303,8 @@ fn what_a_running_pull_needs_is_never_reclaimed() {
     let later = SystemTime::now().max(noon()) + DAY;
     for trigger in [ReclaimTrigger::Schedule, ReclaimTrigger::Pressure, ReclaimTrigger::Request] {
         let scratch = leftovers();
-        let downloads = [download("a"), blob_of("b", 500_000).download()];
-        let running = scratch.store.reference_archives(downloads);
+        let ingests = [ingest_id("a"), blob_of("b", 500_000).ingest_id()];
+        let running = scratch.store.reference_ingests(ingests);
         reclaim(&scratch.store, trigger, later);
         assert_eq!(entries(&scratch.root().join("ingest")).len(), 1, "{trigger:?}");
         assert_eq!(entries(&scratch.root().join("layers")), [key("a").as_str()], "{trigger:?}");

@@ -90,7 +90,7 @@ fn a_kept_layer_without_what_it_takes_from_below_is_not_committed() {
     let scratch = TempStore::new();
     let layer = unpacked_layer(&scratch.store, &[("bin/tool", "#!tool")]);
     assert_ne!(layer.record().erofs.implied_bytes, 0);
-    let ingests = vec![blob(&layer.record().facts).download()];
+    let ingests = vec![blob(&layer.record().facts).ingest_id()];
     let leased = LeaseResources { ingests, ..LeaseResources::default() };
     let lease = LeaseRecord::granted("pull/app", leased, Duration::MAX, &noon().into());
     scratch.store.lease(&lease).unwrap();
