@@ -472,6 +472,7 @@ pub fn failed_from(failed: api::Failed) -> EnsureError {
         retry_in: failed.retry_milliseconds.map(Duration::from_millis),
         failure: kind.map(|kind| BackendFailure { kind, hint }),
         access_denied: failed.withheld,
+        credentials_withheld: false,
     }
 }
 
@@ -599,6 +600,7 @@ mod tests {
                 retry_in: Some(Duration::from_secs(10)),
                 failure: kind.map(|kind| BackendFailure { kind, hint }),
                 access_denied: true,
+                credentials_withheld: false,
             };
             assert_eq!(failed_from(failed(0, error.clone())), error);
         }

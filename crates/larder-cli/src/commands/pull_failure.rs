@@ -62,6 +62,7 @@ mod tests {
             retry_in: None,
             failure: kind.map(|kind| BackendFailure { kind, hint: None }),
             access_denied: true,
+            credentials_withheld: false,
         }
     }
 
@@ -87,6 +88,7 @@ mod tests {
         }
         let permitted = EnsureError {
             access_denied: false,
+            credentials_withheld: false,
             ..error(EnsureReason::ErrImagePull, Some(CallErrorKind::Denied))
         };
         assert_eq!(hint(&permitted), "");

@@ -140,6 +140,9 @@ pub struct EnsureError {
     /// registry to accept these first. Reason and message do not say so, because a pod's status must not reveal which
     /// images are present.
     pub access_denied: bool,
+    /// Whether the pull was tried without the pod's credentials, which may not be used ahead of kubelet: it may fail until
+    /// kubelet has pulled the image. Not sent over the control API.
+    pub credentials_withheld: bool,
 }
 
 /// The backend's details of a failed pull, in addition to the text.
@@ -173,7 +176,14 @@ impl EnsureError {
     }
 
     pub(super) fn new(reason: EnsureReason, message: impl Into<String>) -> Self {
-        EnsureError { reason, message: message.into(), retry_in: None, failure: None, access_denied: false }
+        EnsureError {
+            reason,
+            message: message.into(),
+            retry_in: None,
+            failure: None,
+            access_denied: false,
+            credentials_withheld: false,
+        }
     }
 
     /// One text for an absent image and for one that is not permitted: presence is not revealed.

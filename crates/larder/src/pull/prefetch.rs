@@ -28,7 +28,7 @@ impl ImageManager {
              larder if its imageServiceEndpoint is larder's socket, or to none on a host without kubelet",
             error.message
         );
-        EnsureError { message, ..error }
+        EnsureError { message, credentials_withheld: true, ..error }
     }
 
     /// Shows an image that was hidden from kubelet.

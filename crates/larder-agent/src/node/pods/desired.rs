@@ -212,14 +212,15 @@ impl DesiredImages {
                 };
                 hold_present(manager.backend(), &request.image, hold).await;
                 drop(first);
-                let failed = |error: &EnsureError| {
-                    if let (Some(events), Some(target)) = (&events, &request.target) {
+                let failed = |request: &EnsureRequest, error: &EnsureError| {
+                    if let (Some(events), Some(target), false) = (&events, &request.target, request.is_retry)
+                    {
                         events.record(Event::failed(target.clone(), error));
                     }
                 };
                 let measure = || pulls.as_ref().and_then(|pulls| pulls.begin(&request.pod));
                 let observer = DesiredImageObserver { hold, ensured, failed, measure };
-                maintain_image(&manager, &request, &observer, &own).await;
+                maintain_image(&manager, request.clone(), &observer, &own).await;
             });
             self.running.insert(key, DesiredImageTask { task, wanted: is_wanted });
         }
@@ -250,27 +251,30 @@ struct DesiredImageObserver<H, E, F, M> {
 /// can never be pulled.
 async fn maintain_image(
     manager: &ImageManager,
-    request: &EnsureRequest,
+    mut request: EnsureRequest,
     observer: &DesiredImageObserver<
         impl Fn(&ImageId),
         impl Fn(&EnsuredImage),
-        impl Fn(&EnsureError),
+        impl Fn(&EnsureRequest, &EnsureError),
         impl Fn() -> Option<PodPullRequest>,
     >,
     key: &DesiredKey,
 ) {
     let mut measured = (observer.measure)();
     loop {
-        match manager.ensure(request).await {
+        match manager.ensure(&request).await {
             Ok(ensured) => {
                 (observer.ensured)(&ensured);
+                request.is_retry = false;
                 drop(measured.take());
                 while_present(manager.backend(), &ensured.image_ref).await;
                 tracing::warn!("{}: missing, but desired by {}", key.image, key.owner);
                 measured = (observer.measure)();
             }
             Err(error) => {
-                (observer.failed)(&error);
+                (observer.failed)(&request, &error);
+                // The next attempts fail alike.
+                request.is_retry |= error.credentials_withheld;
                 if error.reason == EnsureReason::InvalidImageName {
                     return;
                 }
@@ -311,7 +315,7 @@ async fn while_present(backend: &dyn Backend, id: &ImageId) {
 #[cfg(test)]
 mod tests {
     use larder::credentials::{PullSecret, SecretCoordinates};
-    use larder::events::RingSink;
+    use larder::events::{EventReason, RingSink};
     use larder::hidden::PrefetchCredentials;
     use larder::pod::{ObjectRef, Pod};
     use larder::pull::PullPolicy;
@@ -330,6 +334,16 @@ mod tests {
         (key, EnsureRequest::new(image, PullPolicy::IfNotPresent, Pod::default()))
     }
 
+    /// The pull secret of a user at `r.example`.
+    fn secret() -> PullSecret {
+        let config = r#"{"auths":{"r.example":{"username":"bob","password":"p"}}}"#;
+        PullSecret {
+            kind: "kubernetes.io/dockerconfigjson".into(),
+            coordinates: SecretCoordinates { uid: "u".into(), namespace: "x".into(), name: "s".into() },
+            data: [(".dockerconfigjson".to_owned(), config.into())].into(),
+        }
+    }
+
     async fn held_by(held: &DesiredUses) -> Vec<String> {
         let uses = held.retentions().await.unwrap();
         uses.into_iter().map(|found| format!("{}: {}", found.purpose, found.image)).collect()
@@ -344,19 +358,33 @@ mod tests {
         let held = DesiredUses::default();
         let mut images = DesiredImages::new(manager, held.clone());
         let (key, request) = desired("pod x/a", "r.example/a:1");
-        let config = r#"{"auths":{"r.example":{"username":"bob","password":"p"}}}"#;
-        let secret = PullSecret {
-            kind: "kubernetes.io/dockerconfigjson".into(),
-            coordinates: SecretCoordinates { uid: "u".into(), namespace: "x".into(), name: "s".into() },
-            data: [(".dockerconfigjson".to_owned(), config.into())].into(),
-        };
-        let request = EnsureRequest { secrets: vec![secret], ..request };
+        let request = EnsureRequest { secrets: vec![secret()], ..request };
         images.set(BTreeMap::from([(key, request)]), None);
         backend.until(|counts| counts.succeeded == 1).await;
         assert!(
             backend.requests().iter().all(|request| request.credential.is_none()),
             "kubelet sees the image"
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failure_without_withheld_credentials_is_reported_once() {
+        let backend = FakeBackend::new();
+        for _ in 0..20 {
+            backend.on_pull_of("r.example/a:1", ScriptedPull::fails("denied"));
+        }
+        let events = Arc::new(RingSink::new(100));
+        let manager = ImageManager::new(Arc::new(backend.clone())).with_events(events.clone());
+        let manager = Arc::new(manager.with_prefetch_credentials(PrefetchCredentials::Withhold(None)));
+        let mut images = DesiredImages::new(manager, DesiredUses::default()).with_events(events.clone());
+        let (key, request) = desired("pod x/a", "r.example/a:1");
+        let target = Some(ObjectRef::new(&request.pod, "spec.containers{app}"));
+        let request = EnsureRequest { secrets: vec![secret()], target, ..request };
+        images.set(BTreeMap::from([(key, request)]), None);
+        time::sleep(Duration::from_secs(300)).await;
+        assert!(backend.requests().len() > 3, "it is tried again");
+        let failed = events.snapshot().into_iter().filter(|event| event.reason == EventReason::Failed);
+        assert_eq!(failed.count(), 2, "of the pull, and of the container");
     }
 
     #[tokio::test(start_paused = true)]

@@ -51,6 +51,7 @@ pub(in crate::node) async fn run_prefetch(
     drop(first);
     let now = Zoned::now();
     let mut due: Vec<Option<Zoned>> = list.iter().map(|entry| later(&now, entry.jitter, random())).collect();
+    let mut has_failed = vec![false; list.len()];
     loop {
         let next = due.iter().enumerate().filter_map(|(index, at)| Some((index, at.as_ref()?)));
         let Some((index, at)) = next.min_by(|a, b| a.1.cmp(b.1)) else {
@@ -63,7 +64,8 @@ pub(in crate::node) async fn run_prefetch(
         }
         let entry = &list[index];
         until_quiet(&context.manager).await;
-        let outcome = one(entry, &context).await;
+        let outcome = one(entry, &context, has_failed[index]).await;
+        has_failed[index] = outcome.is_err();
         due[index] = next_due(entry, &outcome, &Zoned::now(), random());
     }
 }
@@ -75,13 +77,14 @@ async fn until_quiet(manager: &ImageManager) {
     }
 }
 
-async fn one(entry: &PrefetchItem, context: &PrefetchContext) -> Result<(), EnsureError> {
+async fn one(entry: &PrefetchItem, context: &PrefetchContext, is_retry: bool) -> Result<(), EnsureError> {
     let pod = Pod { uid: format!("prefetch/{}", entry.image), name: "prefetch".into(), ..Pod::default() };
     // What a tag stands for may have changed since the last time.
     let request = EnsureRequest {
         target: Some(context.node.clone()),
         priority: Priority::Prefetch,
         ahead_of_kubelet: true,
+        is_retry,
         ..EnsureRequest::new(&entry.image, PullPolicy::Always, pod)
     };
     let ensured = match context.manager.ensure(&request).await {
@@ -190,6 +193,7 @@ mod tests {
                 retry_in: None,
                 failure: None,
                 access_denied: false,
+                credentials_withheld: false,
             })
         };
         let bad =

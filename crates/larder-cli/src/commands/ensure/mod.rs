@@ -156,6 +156,7 @@ fn untried(gathered: &EnsureInputs) -> Vec<EnsureResult> {
             retry_in: None,
             failure: None,
             access_denied: false,
+            credentials_withheld: false,
         }),
     };
     gathered.jobs.iter().map(result).collect()

@@ -249,6 +249,7 @@ mod tests {
                 retry_in: Some(Duration::from_secs(*wait)),
                 failure: kind.map(|kind| BackendFailure { kind, hint: None }),
                 access_denied: false,
+                credentials_withheld: false,
             })
         });
         EnsureSummary::new(&gathered, &results.collect::<Vec<_>>(), Vec::new())
