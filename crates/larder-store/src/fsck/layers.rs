@@ -80,8 +80,8 @@ impl OpenStore {
         }
     }
 
-    /// Records that a layer is damaged or missing, unless it was removed or replaced since, or is in use. A damaged layer
-    /// is retained until a pull has fetched another: it is unknown whether one can.
+    /// Records that a layer is damaged or missing, unless it was removed or replaced since. A damaged layer is retained
+    /// until a pull has fetched another: it is unknown whether one can.
     fn judge_layer(
         &self,
         key: &LayerKey,
@@ -104,11 +104,6 @@ impl OpenStore {
             _ => {}
         }
         match damage {
-            StoreDamage::LayerDamaged { key, damage } if self.is_used(&key)? => {
-                report.add(StoreDamage::LayerDamagedInUse { key, damage }, RepairState::Open);
-                drop(guard);
-                return Ok(());
-            }
             StoreDamage::LayerMissing { .. } if repair => self.note_missing(std::slice::from_ref(key))?,
             _ if repair => self.note_damaged(key, true)?,
             _ => {}

@@ -138,14 +138,6 @@ pub enum StoreDamage {
         /// Damage: `EROFS: content differs`.
         damage: String,
     },
-    /// A layer is damaged and cannot be removed while it is in use.
-    #[error("damaged layer {key}, not repaired while in use: {damage}")]
-    LayerDamagedInUse {
-        /// The layer.
-        key: LayerKey,
-        /// Damage of the file.
-        damage: String,
-    },
     /// Damage of a layer that snapshots of containerd have, and no image: no pull is known that replaces it.
     #[error("{damage}; only snapshots of containerd have it")]
     SnapshotLayer {
@@ -178,10 +170,6 @@ impl StoreDamage {
     /// Returns the next step that the reader could try.
     pub fn hint(&self) -> Hint {
         match self {
-            StoreDamage::LayerDamagedInUse { .. } => {
-                Hint::from("remove the containers and unmount the images that use the layer, then run ")
-                    .command(["fsck", "--repair"])
-            }
             StoreDamage::SnapshotLayer { .. } => {
                 "remove its containers and its image from containerd, then pull the image again".into()
             }

@@ -17,15 +17,14 @@ use tokio::time::Instant;
 
 use super::blob_source::{BlobSource, IngestId, is_proved, merge_transfers};
 use super::claims::{self, ClaimRequest, Claimed, KeyedLayer, LayerClaims};
-use super::db::{DbRead as _, DbReadTransaction, DbResult, LAYERS, MOUNTS, TRANSFERS, encode};
+use super::db::{DbRead as _, DbReadTransaction, DbResult, LAYERS, TRANSFERS, encode};
 use super::error::{StoreError, StoreErrorContext as _};
 use super::fetch_progress::FetchProgress;
 use super::handle::{OpenStore, Store};
 use super::layer_file::{LAYER_FILE, write_record};
-use super::records::{LayerKey, LayerMetadata, LayerRecord, MountRecord};
+use super::records::{LayerKey, LayerMetadata, LayerRecord};
 use super::references::{ItemReference, ReferencedItem};
 use super::resumable_list::{LayerRecordFile, ResumableLayers, UncommittedLayer};
-use super::snapshot_records::mountable_layers;
 use super::sync_descriptor::{SyncDescriptor, has_failed};
 use crate::disk::{DiskSpace, FileOpenMode, measure};
 use crate::erofs::ErofsFile;
@@ -354,13 +353,13 @@ impl OpenStore {
         }))
     }
 
-    /// Moves a finished layer to its place; what was there gives way if it is damaged, or not in the database.
+    /// Moves a finished layer to its place; what was there gives way if it is damaged, or not in the database. Overlays that
+    /// have a damaged layer keep its file, which is deleted with the last of them; new ones get this layer.
     fn place(self: &Arc<Self>, from: &Path, layer: UncommittedLayer) -> Result<LayerHandle, StoreError> {
         let doing = "move a layer into the store";
         let key = layer.record.key.clone();
         let waiting; // outlives the guard: the last handle of a layer needs it to go
         let _guard = self.lock_content();
-        let used = self.is_used(&key)?;
         let hold = self.references.add(ReferencedItem::Layer(key.clone()));
         waiting = self.uncommitted_layers.placed().get(&key).and_then(Weak::upgrade);
         if let Some(layer) = &waiting {
@@ -368,8 +367,7 @@ impl OpenStore {
             return Ok(LayerHandle(layer.clone()));
         }
         let present = self.db.read(doing, |reader| read_layer(reader, &key))?;
-        let stays = |present: &LayerRecord| present.is_whole() || (present.present && used);
-        if let Some((present, transfers)) = present.filter(|(present, _)| stays(present)) {
+        if let Some((present, transfers)) = present.filter(|(present, _)| present.is_whole()) {
             self.discard(from).context(doing)?;
             return Ok(self.committed(present, transfers, hold));
         }
@@ -380,17 +378,6 @@ impl OpenStore {
             tracing::warn!(layer = %key, %error, "cannot mount a layer that was replaced");
         }
         Ok(self.uncommitted(layer, hold))
-    }
-
-    /// Whether a layer is mounted, may be mounted for a snapshot, or is referenced. A committed snapshot alone is no use: it
-    /// needs some layer of this key. The caller must hold the lock of the content.
-    pub(crate) fn is_used(&self, key: &LayerKey) -> Result<bool, StoreError> {
-        let in_mount = self.db.read("look up the users of a layer", |reader| {
-            let mut found = mountable_layers(reader)?.contains(key);
-            reader.for_each(MOUNTS, |mount: MountRecord| found |= mount.layers.contains(key))?;
-            Ok(found)
-        })?;
-        Ok(in_mount || self.references.has(&ReferencedItem::Layer(key.clone())))
     }
 
     /// The handle of a layer that waits for a commit.
