@@ -127,6 +127,31 @@ async fn a_resumed_layer_shows_the_bytes_already_fetched() {
 }
 
 #[tokio::test]
+async fn a_complete_download_is_verified_after_a_reboot_and_fetched_again_only_if_it_is_damaged() {
+    let layer = TarBuilder::new().with(TarBuilderEntry::file("web", vec![7; 300_000])).finish();
+    for (left, is_fetched) in [(layer.clone(), false), (vec![0; layer.len()], true)] {
+        let (dir, store, registry) = node();
+        let image = registry.put_image("shop/web", "1", PLAIN, std::slice::from_ref(&layer), &[]);
+        let name = Reference::parse(&registry.image("shop/web:1")).unwrap();
+        let digest = Digest::parse(&image.layers[0]).unwrap();
+        let blob = BlobSource::registry(&name, TransferLogin::Anonymous, digest, layer.len() as u64);
+        let download = store.ingest(&blob).unwrap();
+        download.write_at(&left, 0).unwrap();
+        drop(download);
+        let ingest = format!("ingest/sha256-{}/extents", blob.ingest_id().digest().hex());
+        let noted = dir.path().join("store").join(ingest);
+        let mut extents: serde_json::Value = serde_json::from_slice(&fs_err::read(&noted).unwrap()).unwrap();
+        extents["boot"] = "an earlier one".into();
+        fs_err::write(&noted, extents.to_string()).unwrap();
+
+        let manager = ImageManager::new(Arc::new(backend(&store, StorePullConfig::default())));
+        let request = EnsureRequest::new(name.to_string(), PullPolicy::Always, Pod::default());
+        manager.ensure(&request).await.unwrap();
+        assert_eq!(registry.bytes_sent(&image.layers[0]) > 0, is_fetched);
+    }
+}
+
+#[tokio::test]
 async fn a_manifest_that_the_registry_delays_is_shown_as_waiting() {
     let (_dir, store, registry) = node();
     registry.fault(FaultTrigger::path("/manifests/"), ResponseFault::RetryAfter(429, "40".into()));

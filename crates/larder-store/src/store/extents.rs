@@ -58,9 +58,12 @@ impl SavedExtents {
         (end.unwrap_or_default() <= saved.size).then_some(saved)
     }
 
-    /// Returns the ranges that can be relied on in this run of the machine.
-    pub(super) fn trusted(self, boot: &str) -> ByteRanges {
-        if !boot.is_empty() && self.boot == boot { self.present } else { self.durable }
+    /// Returns the ranges with which a fetch goes on in this run of the machine: those that can be relied on, or the whole
+    /// blob if it was there, since then its digest decides before anything is fetched.
+    pub(super) fn resumable(self, boot: &str) -> ByteRanges {
+        let is_same_run = !boot.is_empty() && self.boot == boot;
+        let is_complete = self.present.contiguous_len() == self.size;
+        if is_same_run || is_complete { self.present } else { self.durable }
     }
 }
 
@@ -81,8 +84,10 @@ mod tests {
         for range in ["[0,101]", "[50,50]", "[50,0]"] {
             assert_eq!(SavedExtents::parse(text.replace("[0,50]", range).as_bytes()), None, "{range}");
         }
-        assert_eq!(noted.clone().trusted("b").contiguous_len(), 50);
-        assert_eq!(noted.clone().trusted("other").contiguous_len(), 20);
-        assert_eq!(noted.trusted("").contiguous_len(), 20);
+        assert_eq!(noted.clone().resumable("b").contiguous_len(), 50);
+        assert_eq!(noted.clone().resumable("other").contiguous_len(), 20);
+        assert_eq!(noted.clone().resumable("").contiguous_len(), 20);
+        noted.present.insert(50..100);
+        assert_eq!(noted.resumable("other").contiguous_len(), 100, "its digest decides");
     }
 }

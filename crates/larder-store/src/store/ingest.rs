@@ -358,7 +358,7 @@ impl OpenStore {
     fn ingested(&self, dir: &Path, size: u64, boot: &str) -> io::Result<(ByteRanges, ByteRanges)> {
         if dir.is_dir() {
             if let Some(noted) = read_note(dir, size)? {
-                return Ok((noted.durable.clone(), noted.trusted(boot)));
+                return Ok((noted.durable.clone(), noted.resumable(boot)));
             }
             self.discard(dir)?;
         }
