@@ -111,11 +111,14 @@ fn collection_of_all_unused_images_asks_on_a_terminal_as_prune_does() {
     // Just after a pull, images are leased and young: a second question offers them.
     world.larder(&["pull", "-q", &web]).expect(0);
     let fresh = |arguments: &[&str], answer| on_a_terminal(&world.command(arguments), answer);
-    let (shown, code) = fresh(&["gc", "--all-unused"], "n\n");
-    assert!(
-        code == 0 && shown.contains("remove 1 unused image (") && shown.contains("leased, or younger"),
-        "{shown}"
-    );
+    for command in [&["gc", "--all-unused"][..], &["prune", "-a"]] {
+        let (shown, code) = fresh(command, "n\n");
+        assert!(shown.contains("remove 1 unused image (") && shown.contains("leased, or younger"), "{shown}");
+        assert!(
+            code == 1 && shown.contains("removed nothing"),
+            "as after any declined question: {code}: {shown}"
+        );
+    }
     assert_eq!(world.images(), [web.as_str()]);
     let (shown, code) = fresh(&["prune", "-a"], "y\n");
     assert!(code == 0 && shown.contains("removed 1 image"), "{code}: {shown}");

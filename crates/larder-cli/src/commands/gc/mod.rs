@@ -68,11 +68,14 @@ pub(super) async fn confirm_round(
     out: &Printer,
 ) -> Result<Option<CollectRequest>, Failure> {
     let (removed, leases) = (plan.removals.len(), request.force_leases);
+    let declined = || {
+        out.info("removed nothing");
+        Ok(None)
+    };
     if (removed > 0 || leases)
         && !confirm::ask_or_require(&action(plan, leases), "--force", interrupt).await?
     {
-        out.info("removed nothing");
-        return Ok(None);
+        return declined();
     }
     if leases || !matches!(request.goal, Some(Goal::AllUnused(_))) || !confirm::can_ask() {
         return Ok(Some(request));
@@ -92,7 +95,8 @@ pub(super) async fn confirm_round(
     if confirm::ask(&question, interrupt).await? {
         return Ok(Some(wider));
     }
-    Ok(Some(request))
+    // It was the only question: a round would still discard downloads.
+    if removed == 0 { declined() } else { Ok(Some(request)) }
 }
 
 /// Returns the action of a plan, in the infinitive.
