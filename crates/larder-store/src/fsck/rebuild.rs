@@ -156,7 +156,10 @@ pub(crate) fn rebuild_begun(
     let path = layout.database();
     Db::create(&*opening.disk, &path, fill).map_err(|cause| StoreOpenError::Database { path, cause })?;
     let db = opening.open_database(&config)?;
-    Ok((opening.into_store(db, config, OpenStore::recover)?, rebuilt))
+    let store = opening.into_store(db, config, OpenStore::recover)?;
+    // The next rebuild knows no more than these copies.
+    store.0.note_images(images.iter().filter(|image| !image.complete));
+    Ok((store, rebuilt))
 }
 
 fn put_all<T: Serialize>(
@@ -260,14 +263,16 @@ fn guessed(layout: &StoreLayout, layer: &ImageLayer) -> Option<RebuiltLayer> {
     Some(RebuiltLayer { record, transfers: Vec::new() })
 }
 
-/// The images that have a record; incomplete if their manifests and configs are not as they were fetched.
+/// The images that have a record; incomplete if their manifests and configs are not as they were fetched, or if they were
+/// incomplete: who may use them may be forgotten, so only a pull of their own completes them, as
+/// [`recheck_images`](OpenStore::recheck_images) has it.
 fn find_images(layout: &StoreLayout, rebuilt: &mut RebuildReport) -> std::io::Result<Vec<ImageRecord>> {
     let mut images = Vec::new();
     for name in names_in(&layout.images())? {
         match image_record(layout, &name) {
             Ok(mut image) => {
                 let damage = image.blobs().find_map(|digest| whole_blob(layout, digest).err());
-                image.complete = damage.is_none();
+                image.complete = damage.is_none() && (image.complete || image.preloaded);
                 rebuilt.damaged.extend(damage.map(|damage| format!("image {}: {damage}", image.id)));
                 images.push(image);
             }

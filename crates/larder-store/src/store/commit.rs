@@ -93,12 +93,13 @@ impl Store {
         sync_layers(doing, writes, layers)?;
         let records = self.0.measured_records(layers)?;
         let _guard = self.0.lock_content();
-        self.0.db.write(doing, |writer| {
-            self.0.put_layers(writer, layers, &records)?;
+        let rechecked = self.0.db.write(doing, |writer| {
+            let rechecked = self.0.put_layers(writer, layers, &records)?;
             lease.map_or(Ok(()), |lease| writer.put(LEASES, &lease.id, lease))?;
-            Ok(())
+            Ok(rechecked)
         })?;
         self.0.note_committed(layers.iter());
+        self.0.note_images(rechecked.iter());
         Ok(())
     }
 }
@@ -127,8 +128,9 @@ impl OpenStore {
         let guard = self.lock_content();
         let (record, others) = self.db.write(doing, |writer| {
             learn_from(writer, &records)?;
-            self.put_layers(writer, &layers, &records)?;
-            let (record, others) = self.put_image(writer, image, &config, now)?;
+            let mut others = self.put_layers(writer, &layers, &records)?;
+            let (record, unnamed) = self.put_image(writer, image, &config, now)?;
+            others.extend(unnamed);
             if let Some(lease) = &image.end_lease {
                 writer.delete(LEASES, lease)?;
             }
@@ -207,13 +209,15 @@ impl OpenStore {
         Ok(records)
     }
 
-    /// Writes the records of uncommitted layers; the others must be there.
+    /// Writes the records of uncommitted layers; the others must be there. Returns the images that became complete, or
+    /// no longer are.
     fn put_layers(
         &self,
         writer: &DbTransaction,
         layers: &[LayerHandle],
         records: &HashMap<LayerKey, LayerRecord>,
-    ) -> Result<(), TransactionAbort> {
+    ) -> Result<Vec<ImageRecord>, TransactionAbort> {
+        let mut rechecked = Vec::new();
         for layer in layers {
             let key = layer.key();
             let before = writer.get::<LayerRecord>(LAYERS, key.as_str())?;
@@ -222,18 +226,24 @@ impl OpenStore {
                 put_transfers(writer, key, &layer.transfers())?;
                 if before.is_some() {
                     // It was damaged and is back: preloaded images that waited for it may be whole again.
-                    self.recheck_images(writer, key)?;
+                    rechecked.extend(self.recheck_images(writer, key)?);
                 }
             } else if !before.is_some_and(|before| before.present) {
                 return Err(StoreError::NoLayer { key: key.clone() }.into());
             }
         }
-        Ok(())
+        Ok(rechecked)
     }
 
     /// Notes for each image that needs this layer whether all that it needs is there. An image that was absent, and was not
-    /// preloaded, stays so until a pull of its own: kubelet may have forgotten who may use it.
-    pub(crate) fn recheck_images(&self, writer: &DbTransaction, key: &LayerKey) -> DbResult<()> {
+    /// preloaded, stays so until a pull of its own: kubelet may have forgotten who may use it. Returns the images for which
+    /// that changed.
+    pub(crate) fn recheck_images(
+        &self,
+        writer: &DbTransaction,
+        key: &LayerKey,
+    ) -> DbResult<Vec<ImageRecord>> {
+        let mut changed = Vec::new();
         for id in writer.endings(USES, &format!("layer/{key}/"))? {
             let Some(mut image) = writer.get::<ImageRecord>(IMAGES, &id)? else { continue };
             let mut complete = image.blobs().all(|digest| self.layout.blob(digest).exists());
@@ -241,10 +251,14 @@ impl OpenStore {
                 let layer = writer.get::<LayerRecord>(LAYERS, key.as_str())?;
                 complete &= layer.is_some_and(|layer| layer.present);
             }
-            image.complete = complete && (image.complete || image.preloaded);
+            let was_complete = image.complete;
+            image.complete = complete && (was_complete || image.preloaded);
             put_image(writer, &mut image)?; // also for the layer's size, which may differ from what it was
+            if image.complete != was_complete {
+                changed.push(image);
+            }
         }
-        Ok(())
+        Ok(changed)
     }
 }
 

@@ -182,7 +182,7 @@ fn by_digits(source: &impl DbRead, digits: &str) -> DbResult<Option<String>> {
 
 impl OpenStore {
     /// Writes a copy of each record beside the blobs. It is for rebuilding a lost database, so nothing depends on it.
-    pub(super) fn note_images<'a>(&self, images: impl Iterator<Item = &'a ImageRecord>) {
+    pub(crate) fn note_images<'a>(&self, images: impl Iterator<Item = &'a ImageRecord>) {
         for image in images {
             let path = self.layout.image(&image.id);
             let noted = encode(image.id.as_str(), image)

@@ -76,17 +76,20 @@ impl OpenStore {
         if missing.is_empty() {
             return Ok(());
         }
-        self.db.write("record missing layers", |writer| {
+        let incomplete = self.db.write("record missing layers", |writer| {
+            let mut incomplete = Vec::new();
             for key in missing {
                 let Some(mut layer) = writer.get::<LayerRecord>(LAYERS, key.as_str())? else { continue };
                 if layer.present {
                     layer.present = false;
                     writer.put(LAYERS, key.as_str(), &layer)?;
                 }
-                self.recheck_images(writer, key)?;
+                incomplete.extend(self.recheck_images(writer, key)?);
             }
-            Ok(())
-        })
+            Ok(incomplete)
+        })?;
+        self.note_images(incomplete.iter());
+        Ok(())
     }
 
     /// Blobs of images that were not committed, or were removed.

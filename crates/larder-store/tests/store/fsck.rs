@@ -301,6 +301,24 @@ fn a_lost_database_is_rebuilt_from_blobs_and_layers() {
 }
 
 #[test]
+fn a_rebuild_completes_no_image_that_waits_for_a_pull_of_its_own() {
+    for is_rebuilt_before in [false, true] {
+        let scratch = TempStore::new();
+        commit(&scratch.store, "app", &["base", "app"]);
+        commit(&scratch.store, "web", &["base", "web"]);
+        fs_err::remove_file(scratch.root().join("layers").join(key("app").as_str())).unwrap();
+        let scratch = if is_rebuilt_before { rebuild(scratch, |_| {}).0 } else { scratch.reopen() };
+        // As the pull of another image with the layer.
+        scratch.store.commit_layers(&[layer(&scratch.store, "app")], None).unwrap();
+        let (scratch, rebuilt) = rebuild(scratch, |_| {});
+        assert_eq!((rebuilt.images, rebuilt.incomplete), (1, 1), "{rebuilt:?}");
+        assert_eq!(tags(&scratch.store), ["docker.io/library/web:latest"]);
+        commit(&scratch.store, "app", &["base", "app"]);
+        assert_eq!(tags(&scratch.store).len(), 2);
+    }
+}
+
+#[test]
 fn a_rebuild_loses_nothing_that_is_damaged_and_says_so() {
     let scratch = two_images();
     unpacked(&scratch.store, "third", &[("third", "3")]);
