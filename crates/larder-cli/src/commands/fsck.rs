@@ -136,6 +136,11 @@ fn outcome(report: &FsckReport, out: &Printer) -> CommandOutcome {
         return CommandOutcome::Done;
     }
     for lacking in &report.refetch {
+        out.line(format_args!(
+            "incomplete image {}: {} is missing or damaged",
+            shown(lacking),
+            lacking.lacks
+        ));
         out.hint(next_step(lacking));
     }
     CommandOutcome::Failed

@@ -145,6 +145,14 @@ fn a_damaged_file_is_found_and_only_its_layer_is_fetched_again() {
         requests.iter().filter(|request| request.method == "GET" && request.path.contains("/blobs/"));
     assert!(layers.count() <= 2, "one layer, and a config: {requests:?}");
     machine.larder(&["fsck"]).expect(0);
+
+    // One that is gone: each check says what is missing, and of which image.
+    fs_err::remove_file(&damaged).unwrap();
+    machine.larder(&["images"]).expect(0);
+    for _ in 0..2 {
+        let run = machine.larder(&["fsck"]).expect(1);
+        assert_eq!(run.lines_with(&["incomplete image", "shop/", "layer", "is missing"]), 1, "{run:?}");
+    }
 }
 
 #[test]

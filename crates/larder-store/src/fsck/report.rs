@@ -212,3 +212,12 @@ pub enum MissingContent {
         media_type: String,
     },
 }
+
+impl fmt::Display for MissingContent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            MissingContent::Blob(digest) => write!(f, "blob {digest}"),
+            MissingContent::Layer { key, .. } => write!(f, "layer {key}"),
+        }
+    }
+}
