@@ -35,9 +35,9 @@ All settings of larder, with types and defaults, and how the daemon and commands
 
 <!-- Printed by `larder config --reference`; a test compares. -->
 
-All settings are optional. `larder serve` and every command that works on images read one YAML file: the one of `--config`
-(`serve`, `config` and `kube check` only), the one of `LARDER_CONFIG`, or `/etc/larder/config.yaml` if it exists (as another user than root,
-`$XDG_CONFIG_HOME/larder/config.yaml`).
+All settings are optional. `larder serve` and every command that works on images read one YAML file: the one of
+`--config` (`serve`, `config` and `kube check` only), the one of `LARDER_CONFIG`, or `/etc/larder/config.yaml` if it
+exists (as another user than root, `$XDG_CONFIG_HOME/larder/config.yaml`).
 
 ```yaml
 apiVersion: {API_VERSION}
@@ -56,17 +56,19 @@ gc:
 | `larder config` | all effective settings as such a file, each with its origin |
 | `larder config --check FILE` | all errors of a file, each with line and key |
 
-**Precedence.** Flags override the variable `LARDER_BACKEND`, which overrides larder's file, kubelet's file (`--kubelet-config`) and
-the defaults, in this order. Only the image settings of kubelet's file are read; all others are ignored.
-`Flag:` in the tables names a flag of `larder serve` and `larder config`; other commands have those in their `--help`.
+**Precedence.** Flags override the variable `LARDER_BACKEND`, which overrides larder's file, kubelet's file
+(`--kubelet-config`) and the defaults, in this order. Only the image settings of kubelet's file are read; all others are
+ignored. `Flag:` in the tables names a flag of `larder serve` and `larder config`; other commands have those in their
+`--help`.
 
-**Names and values.** A setting of kubelet has the name, range and error messages of kubelet. Durations have units (`90s`,
-`1h30m`); sizes are bytes or have a unit (`500MB`, `10GiB`). `null` means the default. Unknown keys are errors.
+**Names and values.** A setting of kubelet has the name, range and error messages of kubelet. Durations have units
+(`90s`, `1h30m`); sizes are bytes or have a unit (`500MB`, `10GiB`). `null` means the default. Unknown keys are errors.
 
-**Reload.** On SIGHUP, or if the file changes, the daemon applies the settings marked *live*. A changed setting marked *restart* is
-logged and keeps its value until the daemon restarts. A file with errors changes nothing.
+**Reload.** On SIGHUP, or if the file changes, the daemon applies the settings marked *live*. A changed setting marked
+*restart* is logged and keeps its value until the daemon restarts. A file with errors changes nothing.
 
-Where larder's default differs from kubelet's, the column of defaults names kubelet's; set that value for kubelet's behaviour.
+Where larder's default differs from kubelet's, the column of defaults names kubelet's; set that value for kubelet's
+behaviour.
 "
     )
 }

@@ -258,12 +258,12 @@ pub(super) fn page() -> String {
 
     let mut page = String::from(
         "# Metrics\n\n\
-         All metrics of the daemon, at `/metrics` on its socket and on `metrics.address`: in OpenMetrics format for clients \
-         that accept it, otherwise in the Prometheus text format.\n\n    \
+         All metrics of the daemon, at `/metrics` on its socket and on `metrics.address`: in OpenMetrics format for clients that\n\
+         accept it, otherwise in the Prometheus text format.\n\n    \
          curl http://127.0.0.1:9464/metrics\n\n\
-         The first metrics, up to `larder_runtime_operations_errors_total`, are kubelet's. With `metrics.kubeletNames: true` they have \
-         kubelet's names, which begin with `kubelet_` instead of `larder_`. How to scrape them, with alerts and a \
-         dashboard: [monitoring](monitoring.md). A test generates this page.\n\n\
+         The first metrics, up to `larder_runtime_operations_errors_total`, are kubelet's. With `metrics.kubeletNames: true` they\n\
+         have kubelet's names, which begin with `kubelet_` instead of `larder_`. How to scrape them, with alerts and a dashboard:\n\
+         [monitoring](monitoring.md). A test generates this page.\n\n\
          | name | type | labels | meaning |\n|---|---|---|---|\n",
     );
     for MetricDoc { name, kind, labels, help } in DOCUMENTED {
