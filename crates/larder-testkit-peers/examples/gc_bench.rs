@@ -218,7 +218,7 @@ fn planned(
         subjects.push(GcImage {
             id: id(*n),
             handler: String::new(),
-            names: Vec::new(),
+            names: [].into(),
             size: of.iter().map(|layer| sizes[layer]).sum(),
             pinned: false,
             first_seen: UnixMillis(0),

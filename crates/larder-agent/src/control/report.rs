@@ -148,7 +148,7 @@ fn file_system(disk: FsStats) -> api::FileSystem {
 fn removed(removal: &PlannedRemoval, freed: Option<DiskSpace>) -> api::Removal {
     api::Removal {
         id: removal.id.to_string(),
-        names: removal.names.clone(),
+        names: removal.names.to_vec(),
         reason: reason_of(&removal.reason).into(),
         why: removal.reason.to_string(),
         promised_bytes: removal.frees.bytes,
@@ -169,7 +169,7 @@ pub(super) fn image(image: &ImageDecision) -> api::ImageDecision {
         }
         _ => Vec::new(),
     };
-    let mut names = image.names.clone();
+    let mut names = image.names.to_vec();
     if let GcDecision::Retain(RetainReason::Kept(kept)) = &image.decision
         && let Some(meant) = kept.rule.parse_selector(&names)
     {

@@ -13,7 +13,7 @@ fn snapshot(store: &Store) -> GcSnapshot {
     let subject = |image: larder::backend::Image| GcImage {
         id: image.id,
         handler: String::new(),
-        names: image.repo_tags,
+        names: image.repo_tags.into(),
         size: image.size,
         pinned: image.pinned,
         first_seen: UnixMillis(0),

@@ -251,7 +251,7 @@ impl Collector {
             now,
             began: self.began,
             watched: records.watched().unwrap_or(now),
-            images: gc_images(&records, &images, &retained),
+            images: gc_images(&records, images, &retained),
             layers,
             labels,
             disk: None,
@@ -419,23 +419,23 @@ pub(super) fn trigger(goal: GcGoal, disk: Option<FsStats>, policy: &GcPolicy) ->
     }
 }
 
-fn gc_images(records: &ImageUsageRecords, images: &[Image], retained: &RetentionSet) -> Vec<GcImage> {
-    let listed: HashMap<_, _> =
-        images.iter().map(|image| ((image.id.as_str(), handler_of(image)), image)).collect();
-    let gc_image = |record: &ImageUsageRecord| {
-        let image = listed.get(&(record.id.as_str(), record.handler.as_str()));
-        let names = image.map(|image| image.repo_tags.iter().chain(&image.repo_digests).cloned().collect());
-        GcImage {
-            names: names.unwrap_or_default(),
-            retained_by: retained.of_image(&record.id, &record.handler).cloned().collect(),
-            id: record.id.clone(),
-            handler: record.handler.clone(),
-            size: record.size,
-            pinned: record.pinned,
-            first_seen: record.first_seen,
-            last_used: record.last_used,
-            failed: None,
-        }
+fn gc_images(records: &ImageUsageRecords, images: Vec<Image>, retained: &RetentionSet) -> Vec<GcImage> {
+    let names = images.into_iter().map(|image| {
+        let handler = handler_of(&image).to_owned();
+        let names: Arc<[String]> = image.repo_tags.into_iter().chain(image.repo_digests).collect();
+        ((image.id, handler), names)
+    });
+    let names: HashMap<_, _> = names.collect();
+    let gc_image = |record: &ImageUsageRecord| GcImage {
+        names: names.get(&(record.id.clone(), record.handler.clone())).cloned().unwrap_or_default(),
+        retained_by: retained.of_image(&record.id, &record.handler).cloned().collect(),
+        id: record.id.clone(),
+        handler: record.handler.clone(),
+        size: record.size,
+        pinned: record.pinned,
+        first_seen: record.first_seen,
+        last_used: record.last_used,
+        failed: None,
     };
     records.iter().map(gc_image).collect()
 }

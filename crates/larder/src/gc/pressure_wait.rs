@@ -116,7 +116,7 @@ mod tests {
         GcImage {
             id: id.into(),
             handler: String::new(),
-            names: Vec::new(),
+            names: [].into(),
             size: 1,
             pinned: false,
             first_seen: UnixMillis(first_seen),

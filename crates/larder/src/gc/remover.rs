@@ -176,7 +176,7 @@ async fn current_uses(
     strategy: GcStrategy,
 ) -> Result<Vec<RetentionPurpose>, RemovalError> {
     let found = collect(&parts.sources).await?;
-    let named = Image { id: image.id.clone(), repo_tags: image.names.clone(), ..Image::default() };
+    let named = Image { id: image.id.clone(), repo_tags: image.names.to_vec(), ..Image::default() };
     let uses = RetentionSet::new(found, &[named], strategy);
     Ok(uses.of_image(&image.id, &image.handler).cloned().collect())
 }
@@ -206,7 +206,7 @@ impl Drop for RemovalRecorder {
         state.record_removal(RemovalHistoryEntry {
             at: parts.clock.read().wall,
             id: image.id.clone(),
-            names: image.names.clone(),
+            names: image.names.to_vec(),
             reason: goal.name().to_owned(),
             why: image.reason.to_string(),
             promised: image.frees,

@@ -142,7 +142,7 @@ impl PlanCase {
             images.push(GcImage {
                 id: name(image).into(),
                 handler: String::new(),
-                names: Vec::new(),
+                names: [].into(),
                 size: sketch.size,
                 pinned: sketch.pinned,
                 first_seen: UnixMillis(sketch.first_seen),

@@ -15,6 +15,8 @@ mod snapshot;
 mod strategy;
 mod usage_by_class;
 
+use std::borrow::Cow;
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use reason::{GcDecision, RemovalReason, RetainReason};
@@ -72,7 +74,7 @@ pub struct PlannedRemoval {
     /// Its runtime handler, usually empty.
     pub handler: String,
     /// Its names.
-    pub names: Vec<String>,
+    pub names: Arc<[String]>,
     /// The amount that it frees after the removals before it.
     pub frees: DiskSpace,
     /// Whether the amount is estimated because the backend does not report layer sizes.
@@ -93,7 +95,7 @@ pub struct ImageDecision {
     /// Its runtime handler, usually empty.
     pub handler: String,
     /// Its names.
-    pub names: Vec<String>,
+    pub names: Arc<[String]>,
     /// Size in bytes, as the runtime counts.
     pub size: u64,
     /// The amount that removing only this image would free.
@@ -116,15 +118,14 @@ pub(super) fn stages(goal: GcGoal, policy: &GcPolicy) -> impl Iterator<Item = Gc
 /// Plans all `stages` of a round for this goal. Every image that no stage removes gets the reason for which the last one
 /// retains it.
 pub fn plan(snapshot: &GcSnapshot, policy: &GcPolicy, goal: GcGoal) -> GcPlan {
-    let (mut rest, mut planned) = (snapshot.clone(), None);
+    let (mut rest, mut planned): (_, Option<GcPlan>) = (Cow::Borrowed(snapshot), None);
     for stage in stages(goal, policy) {
+        if let Some(before) = planned.as_ref().filter(|before| !before.removals.is_empty()) {
+            let rest = rest.to_mut();
+            before.removals.iter().for_each(|removal| rest.forget(&removal.id, &removal.handler));
+            rest.disk = before.after;
+        }
         let next = plan_stage(&rest, policy, stage);
-        for removal in &next.removals {
-            rest.forget(&removal.id, &removal.handler);
-        }
-        if !next.removals.is_empty() {
-            rest.disk = next.after;
-        }
         planned = Some(match planned {
             None => next,
             Some(before) => next.after_stage(before),
@@ -190,7 +191,7 @@ fn removals(snapshot: &GcSnapshot, selection: &Selection, reasons: &[RemovalReas
         PlannedRemoval {
             id: image.id.clone(),
             handler: image.handler.clone(),
-            names: image.names.clone(),
+            names: Arc::clone(&image.names),
             frees: step.frees,
             estimated: step.estimated,
             reason: reason.clone(),
@@ -223,7 +224,7 @@ fn decisions(
     let decision = |(index, ((image, alone), decided)): (usize, ((&GcImage, DiskSpace), _))| ImageDecision {
         id: image.id.clone(),
         handler: image.handler.clone(),
-        names: image.names.clone(),
+        names: Arc::clone(&image.names),
         size: image.size,
         alone,
         first_seen: image.first_seen,

@@ -1,5 +1,7 @@
 //! The input of a plan.
 
+use std::sync::Arc;
+
 use crate::gc::disk_space::DiskSpace;
 use crate::gc::labels::ImageLabels;
 use crate::gc::layers::LayerUsageIndex;
@@ -16,7 +18,7 @@ pub struct GcImage {
     /// Its runtime handler, usually empty.
     pub handler: String,
     /// Its names, with tags and digests.
-    pub names: Vec<String>,
+    pub names: Arc<[String]>,
     /// Size in bytes, as the runtime counts.
     pub size: u64,
     /// Whether the runtime has pinned it.
