@@ -139,15 +139,15 @@ pub fn hint_from(hint: api::Hint) -> Hint {
 }
 
 /// An image of a backend as a message.
-pub fn image(image: &Image) -> api::Image {
+pub fn image(image: Image) -> api::Image {
     api::Image {
-        id: image.id.to_string(),
-        repo_tags: image.repo_tags.clone(),
-        repo_digests: image.repo_digests.clone(),
+        id: image.id.into(),
+        repo_tags: image.repo_tags,
+        repo_digests: image.repo_digests,
         size_bytes: image.size,
         pinned: image.pinned,
         uid: image.uid,
-        username: image.username.clone(),
+        username: image.username,
         details: None,
         hidden: false,
     }

@@ -1,12 +1,13 @@
 //! Lists images, on request with their age, use and layers, and the labels that the request names.
 
 use std::collections::{BTreeSet, HashMap};
+use std::pin::pin;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream;
 use larder::backend::{Image, ImageDetails, ImageSpec};
-use larder::gc::{GcGoal, GcImage, GcPolicy, GcSnapshot, ImageDecision, ImageLabels, MeasuredLayer, plan};
+use larder::gc::{GcError, GcGoal, GcImage, GcPolicy, GcSnapshot, ImageLabels, MeasuredLayer, plan};
 use larder::reference::{Digest, ImageId};
 use larder::retention::RetentionClass;
 use larder_api::convert;
@@ -14,10 +15,10 @@ use larder_api::v1 as api;
 use larder_store::store::Store;
 use serde::Deserialize;
 use tokio::task::spawn_blocking;
-use tokio::time;
+use tokio::time::{self, Instant};
 
 use super::gc::failure;
-use super::report;
+use super::{report, unanswered};
 use crate::error::Error;
 use crate::node::Storage;
 use crate::node::collection::Collection;
@@ -49,6 +50,14 @@ struct WrappedConfig {
     image_spec: ListedConfig,
 }
 
+/// What a snapshot has for the details of an image.
+#[derive(Clone, Default)]
+struct DescribedImage {
+    details: api::ImageListDetails,
+    /// As df and the removal of an image count it: with config and manifests in whole blocks.
+    size_bytes: Option<u64>,
+}
+
 /// All images. Details that cannot be determined are left out, with a warning.
 pub(super) async fn list(
     storage: &Storage,
@@ -56,75 +65,101 @@ pub(super) async fn list(
     pulls: &Pulls,
     request: &api::ImagesRequest,
 ) -> Result<api::ImagesResponse, Error> {
-    let images = storage.backend().list().await.map_err(Error::from)?;
-    let mut answer = api::ImagesResponse {
-        images: images
-            .iter()
-            .map(|image| api::Image { hidden: pulls.hides(image), ..convert::image(image) })
-            .collect(),
-        ..api::ImagesResponse::default()
-    };
-    if !request.details || images.is_empty() {
+    let listed = |image: Image| api::Image { hidden: pulls.hides(&image), ..convert::image(image) };
+    let mut answer = api::ImagesResponse::default();
+    if !request.details {
+        answer.images = storage.backend().list().await?.into_iter().map(listed).collect();
         return Ok(answer);
     }
     let collector = collection.unchecked_collector();
     let policy = collector.policy();
-    let configured = if request.without_configs { &[][..] } else { &images };
-    let timeout = || format!("timed out after {}s", DETAILS_WITHIN.as_secs());
-    let keys: BTreeSet<String> = request.label_keys.iter().cloned().collect();
-    let ((configs, are_all), snapshot, labels) = tokio::join!(
-        configs(configured, storage),
-        time::timeout(DETAILS_WITHIN, collector.snapshot(&policy)),
-        time::timeout(DETAILS_WITHIN, collector.labels(&images, &keys))
-    );
-    if !are_all {
-        answer.warnings.push(format!("the creation time of some images is unknown: {}", timeout()));
-    }
-    let snapshot = snapshot.map_err(|_| timeout());
-    let snapshot = snapshot.and_then(|read| read.map_err(|error| failure(error).message().to_owned()));
-    if let Err(why) = &snapshot {
+    // Before the list is read: a snapshot and a list have all names each.
+    let described = match time::timeout(DETAILS_WITHIN, collector.snapshot(&policy)).await {
+        Ok(Ok(snapshot)) if snapshot.images.is_empty() => return Ok(answer),
+        Ok(Ok(snapshot)) => Ok(describe(snapshot, &policy)),
+        Ok(Err(GcError::List(error))) => return Err(error.into()),
+        Ok(Err(error)) => Err(failure(error).message().to_owned()),
+        Err(_) => Err(timeout()),
+    };
+    let images = storage.backend().list().await?;
+    let described = described.map(|(images, layers)| {
+        answer.layers = layers;
+        images
+    });
+    let described = described.unwrap_or_else(|why| {
         answer.warnings.push(format!("use and layers are unknown: {why}"));
-    }
+        HashMap::new()
+    });
+    let deadline = Instant::now() + DETAILS_WITHIN;
+    let keys: BTreeSet<String> = request.label_keys.iter().cloned().collect();
+    let labels = time::timeout_at(deadline, collector.labels(&images, &keys)).await;
     let labels = labels.map_err(|_| timeout()).and_then(|read| read.map_err(|error| error.to_string()));
     let mut labels = labels.unwrap_or_else(|why| {
         answer.warnings.push(format!("labels are unknown: {why}"));
         ImageLabels::new()
     });
-    let snapshot = snapshot.ok();
-    describe(&mut answer, snapshot.as_ref(), &configs, &policy);
-    for image in &mut answer.images {
-        if let (Some(details), Some(labels)) = (&mut image.details, labels.remove(&*image.id)) {
-            details.labels = labels.into_iter().collect();
+    let detailed = |image: Image| {
+        let labels = labels.remove(&image.id).unwrap_or_default().into_iter().collect();
+        let DescribedImage { details, size_bytes } = described.get(&image.id).cloned().unwrap_or_default();
+        let mut image = listed(image);
+        image.details = Some(api::ImageListDetails { labels, ..details });
+        if storage.store().is_some() {
+            image.size_bytes = size_bytes.unwrap_or(image.size_bytes);
+        }
+        image
+    };
+    answer.images = images.into_iter().map(detailed).collect();
+    if request.without_configs { Ok(answer) } else { add_configs(answer, storage, deadline).await }
+}
+
+fn timeout() -> String {
+    format!("timed out after {}s", DETAILS_WITHIN.as_secs())
+}
+
+/// Adds what only the configs of the images have, one config after another. larder's own store has it in its records; a config
+/// may have megabytes.
+async fn add_configs(
+    mut answer: api::ImagesResponse,
+    storage: &Storage,
+    deadline: Instant,
+) -> Result<api::ImagesResponse, Error> {
+    if let Some(store) = storage.store() {
+        let store = store.store().clone();
+        let add = move || {
+            for image in &mut answer.images {
+                if let Some(config) = recorded(&store, &image.id.as_str().into()) {
+                    add_config(image, config, &answer.layers);
+                }
+            }
+            answer
+        };
+        return spawn_blocking(add).await.map_err(|error| unanswered("the store", &error));
+    }
+    let backend = &**storage.backend();
+    let ids: Vec<ImageId> = answer.images.iter().map(|image| image.id.as_str().into()).collect();
+    let calls = ids.iter().enumerate().map(|(at, id)| async move {
+        let details = backend.inspect(&ImageSpec::named(id)).await.ok().flatten()?;
+        Some((at, config_of(&details)?))
+    });
+    let configs = stream::iter(calls.collect::<Vec<_>>()).buffer_unordered(CALLS_AT_ONCE);
+    let mut configs = pin!(configs.take_until(time::sleep_until(deadline)));
+    let mut answered = 0;
+    while let Some(config) = configs.next().await {
+        answered += 1;
+        if let Some((at, config)) = config {
+            add_config(&mut answer.images[at], config, &answer.layers);
         }
     }
-    if let Some(snapshot) = snapshot.filter(|_| storage.store().is_some()) {
-        for image in &mut answer.images {
-            // As df and the removal of an image count it: with config and manifests in whole blocks.
-            image.size_bytes = snapshot.layers.size_of(&image.id).map_or(image.size_bytes, |size| size.bytes);
-        }
+    if answered < answer.images.len() {
+        answer.warnings.push(format!("the creation time of some images is unknown: {}", timeout()));
     }
     Ok(answer)
 }
 
-/// The readable configs of these images, and whether the backend answered for all of them in time. larder's own store has in its
-/// records what a list shows; a config may have megabytes.
-async fn configs(images: &[Image], storage: &Storage) -> (HashMap<ImageId, ListedConfig>, bool) {
-    if let Some(store) = storage.store() {
-        let (store, ids) = (store.store().clone(), images.iter().map(|image| image.id.clone()));
-        let ids: Vec<ImageId> = ids.collect();
-        let read =
-            move || ids.into_iter().filter_map(|id| Some((id.clone(), recorded(&store, &id)?))).collect();
-        return (spawn_blocking(read).await.unwrap_or_default(), true);
-    }
-    let backend = &**storage.backend();
-    let calls = images.iter().map(|image| async move {
-        let details = backend.inspect(&ImageSpec::named(&image.id)).await.ok().flatten()?;
-        Some((image.id.clone(), config_of(&details)?))
-    });
-    let answers = stream::iter(calls.collect::<Vec<_>>()).buffer_unordered(CALLS_AT_ONCE);
-    let answers: Vec<_> = answers.take_until(time::sleep(DETAILS_WITHIN)).collect().await;
-    let are_all = answers.len() == images.len();
-    (answers.into_iter().flatten().collect(), are_all)
+fn add_config(image: &mut api::Image, config: ListedConfig, layers: &[api::ImageLayer]) {
+    let details = image.details.get_or_insert_default();
+    details.created = config.created;
+    order_layers(&mut details.layers, layers, &config.rootfs.diff_ids);
 }
 
 fn recorded(store: &Store, id: &ImageId) -> Option<ListedConfig> {
@@ -140,54 +175,35 @@ fn config_of(details: &ImageDetails) -> Option<ListedConfig> {
     wrapped.map(|wrapped| wrapped.image_spec).or_else(bare)
 }
 
-/// Adds the details of each image.
+/// Reduces a snapshot to the details of its images and its layers.
 fn describe(
-    answer: &mut api::ImagesResponse,
-    snapshot: Option<&GcSnapshot>,
-    configs: &HashMap<ImageId, ListedConfig>,
+    snapshot: GcSnapshot,
     policy: &GcPolicy,
-) {
-    let layers = snapshot.map_or(&[][..], |snapshot| snapshot.layers.all());
-    answer.layers = layers.iter().map(of_layer).collect();
-    let planned = snapshot.map(|snapshot| plan(snapshot, policy, GcGoal::AllUnused));
-    let decisions = planned.iter().flat_map(|plan| &plan.decisions);
-    // An image has one decision for each of its runtime handlers: the strongest reason counts.
-    let mut strongest: HashMap<&str, &ImageDecision> = HashMap::new();
-    for decision in decisions {
-        let known = strongest.entry(decision.id.as_str()).or_insert(decision);
-        if decision.decision.class() < known.decision.class() {
-            *known = decision;
+) -> (HashMap<ImageId, DescribedImage>, Vec<api::ImageLayer>) {
+    let mut images: HashMap<ImageId, DescribedImage> = HashMap::new();
+    for image in &snapshot.images {
+        let described = images.entry(image.id.clone()).or_default();
+        add_use(&mut described.details, image);
+        described.size_bytes = snapshot.layers.size_of(&image.id).map(|size| size.bytes);
+        if let Some(known) = snapshot.layers.layers_of(&image.id) {
+            described.details.layers.clone_from(&known.layers);
         }
     }
-    let mut uses: HashMap<&str, Vec<&GcImage>> = HashMap::new();
-    for image in snapshot.iter().flat_map(|snapshot| &snapshot.images) {
-        uses.entry(image.id.as_str()).or_default().push(image);
+    let mut decisions = plan(&snapshot, policy, GcGoal::AllUnused).decisions;
+    // An image has one decision for each of its runtime handlers: the strongest reason counts, and is set last.
+    decisions.sort_by_key(|decision| decision.decision.class());
+    for decision in decisions.into_iter().rev() {
+        let details = &mut images.entry(decision.id).or_default().details;
+        details.unique_bytes = Some(decision.alone.bytes);
+        let (reason, why) = report::reason(&decision.decision);
+        details.set_reason(reason);
+        details.why = why;
     }
-    for image in &mut answer.images {
-        let config = configs.get(image.id.as_str());
-        let mut details = api::ImageListDetails {
-            created: config.and_then(|config| config.created.clone()),
-            ..api::ImageListDetails::default()
-        };
-        if let Some(decision) = strongest.get(image.id.as_str()) {
-            details.unique_bytes = Some(decision.alone.bytes);
-            let (reason, why) = report::reason(&decision.decision);
-            details.set_reason(reason);
-            details.why = why;
-        }
-        for known in uses.get(image.id.as_str()).into_iter().flatten() {
-            add_use(&mut details, known);
-        }
-        if let Some(known) = snapshot.and_then(|snapshot| snapshot.layers.layers_of(&image.id)) {
-            let diff_ids = config.map_or(&[][..], |config| &config.rootfs.diff_ids);
-            details.layers = ordered(&known.layers, layers, diff_ids);
-        }
-        image.details = Some(details);
-    }
+    (images, snapshot.layers.into_all().into_iter().map(of_layer).collect())
 }
 
-fn of_layer(layer: &MeasuredLayer) -> api::ImageLayer {
-    api::ImageLayer { id: layer.id.to_string(), size_bytes: layer.amount.bytes, estimated: layer.estimated }
+fn of_layer(layer: MeasuredLayer) -> api::ImageLayer {
+    api::ImageLayer { id: layer.id.into(), size_bytes: layer.amount.bytes, estimated: layer.estimated }
 }
 
 fn add_use(details: &mut api::ImageListDetails, image: &GcImage) {
@@ -195,8 +211,8 @@ fn add_use(details: &mut api::ImageListDetails, image: &GcImage) {
     details.in_use |= image.retained_by.iter().any(|reason| reason.class() == RetentionClass::InUse);
 }
 
-/// The layers of an image in the order of its config, where their identifiers are diff IDs or chain IDs.
-fn ordered(indices: &[u32], layers: &[MeasuredLayer], diff_ids: &[String]) -> Vec<u32> {
+/// Puts the layers of an image in the order of its config, where their identifiers are diff IDs or chain IDs.
+fn order_layers(indices: &mut [u32], layers: &[api::ImageLayer], diff_ids: &[String]) {
     let mut position: HashMap<String, usize> = HashMap::new();
     let mut chain: Option<String> = None;
     for (at, diff_id) in diff_ids.iter().enumerate() {
@@ -212,16 +228,13 @@ fn ordered(indices: &[u32], layers: &[MeasuredLayer], diff_ids: &[String]) -> Ve
         }
         chain = Some(id);
     }
-    let mut indices = indices.to_vec();
     indices.sort_by_key(|&index| {
         layers.get(index as usize).and_then(|layer| position.get(layer.id.as_str())).copied()
     });
-    indices
 }
 
 #[cfg(test)]
 mod tests {
-    use larder::gc::DiskSpace;
     use larder_api::v1::DecisionReason;
     use larder_testkit::fake_backend::{BackendCall, BackendOp, FakeBackend, image};
 
@@ -270,8 +283,11 @@ mod tests {
         assert!(!backend.calls().iter().any(inspected), "{:?}", backend.calls());
     }
 
-    fn layer(id: &str) -> MeasuredLayer {
-        MeasuredLayer { id: id.into(), amount: DiskSpace::ZERO, estimated: false, referenced_by: None }
+    fn ordered(layers: [&str; 2], diff_ids: &[String]) -> [u32; 2] {
+        let layers = layers.map(|id| api::ImageLayer { id: id.to_owned(), ..Default::default() });
+        let mut indices = [0, 1];
+        order_layers(&mut indices, &layers, diff_ids);
+        indices
     }
 
     #[test]
@@ -279,10 +295,10 @@ mod tests {
         let diff_ids = ["sha256:z".to_owned(), "sha256:a".to_owned()];
         let chain = Digest::sha256("sha256:z sha256:a");
         for top in ["sha256:a", chain.as_str()] {
-            assert_eq!(ordered(&[0, 1], &[layer(top), layer("sha256:z")], &diff_ids), [1, 0], "{top}");
+            assert_eq!(ordered([top, "sha256:z"], &diff_ids), [1, 0], "{top}");
         }
-        assert_eq!(ordered(&[0, 1], &[layer("x"), layer("y")], &diff_ids), [0, 1]);
-        assert_eq!(ordered(&[0, 1], &[layer("a"), layer("z")], &diff_ids), [1, 0], "as the store names them");
+        assert_eq!(ordered(["x", "y"], &diff_ids), [0, 1]);
+        assert_eq!(ordered(["a", "z"], &diff_ids), [1, 0], "as the store names them");
     }
 
     #[test]

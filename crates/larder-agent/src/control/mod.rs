@@ -219,10 +219,7 @@ impl Control for ControlApi {
     async fn inspect(&self, request: Request<api::InspectRequest>) -> ControlResult<api::InspectResponse> {
         let request = request.into_inner();
         let found = images::inspect(named(&request.image)?, &**self.node().storage.backend()).await?;
-        Ok(Response::new(api::InspectResponse {
-            image: Some(convert::image(&found.image)),
-            info: found.info,
-        }))
+        Ok(Response::new(api::InspectResponse { image: Some(convert::image(found.image)), info: found.info }))
     }
 
     async fn remove(&self, request: Request<api::RemoveRequest>) -> ControlResult<api::RemoveResponse> {

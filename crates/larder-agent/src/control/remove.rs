@@ -215,7 +215,7 @@ fn removed(
         return api::Removed { result: Some(removed::Result::Untagged(untagged)), ..api::Removed::default() };
     }
     api::Removed {
-        result: Some(removed::Result::Removed(convert::image(image))),
+        result: Some(removed::Result::Removed(convert::image(image.clone()))),
         note: if mounts.is_empty() { String::new() } else { still_mounted(text, mounts) },
     }
 }

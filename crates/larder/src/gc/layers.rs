@@ -93,6 +93,11 @@ impl LayerUsageIndex {
         &self.all
     }
 
+    /// All layers, without the images that reference them.
+    pub fn into_all(self) -> Vec<MeasuredLayer> {
+        self.all
+    }
+
     /// The layers of an image, if known.
     pub fn layers_of(&self, image: impl AsRef<str>) -> Option<&ImageLayers> {
         self.images.get(image.as_ref())
