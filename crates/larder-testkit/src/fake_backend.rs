@@ -35,9 +35,8 @@ pub fn image(id: impl Into<ImageId>, size: u64) -> Image {
     Image { id: id.into(), size, ..Image::default() }
 }
 
-fn config_info(config: Option<&str>) -> BTreeMap<String, String> {
-    config.map(|config| ("config".to_owned(), config.to_owned())).into_iter().collect()
-}
+/// Makes the config of an image, as JSON.
+type ConfigOf = dyn Fn(&ImageId) -> String + Send + Sync;
 
 /// Counts of pulls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -73,11 +72,12 @@ struct BackendScript {
     names: BTreeMap<String, ImageId>,
     /// Images of the pretended registry.
     offers: HashMap<String, Image>,
-    /// The config of all images, if there is one.
-    config: Option<Arc<str>>,
+    /// Makes the config of an image; without, images have none.
+    config_of: Option<Box<ConfigOf>>,
     filesystems: Filesystems,
     in_use: ContainerInventory,
     log: Vec<RecordedCall>,
+    records_no_calls: bool,
     down: Option<BackendError>,
     failures: HashMap<BackendOp, VecDeque<BackendError>>,
     hanging: HashSet<BackendOp>,
@@ -140,9 +140,9 @@ impl FakeBackend {
         state.images = images;
     }
 
-    /// Makes all images have this config, as JSON.
-    pub fn set_config(&self, config: String) {
-        self.state().config = Some(config.into());
+    /// Makes images have configs, as JSON.
+    pub fn set_configs(&self, config_of: impl Fn(&ImageId) -> String + Send + Sync + 'static) {
+        self.state().config_of = Some(Box::new(config_of));
     }
 
     /// The present images, each once.
@@ -255,6 +255,11 @@ impl FakeBackend {
         self.state().in_use = in_use;
     }
 
+    /// Records no further calls.
+    pub fn stop_recording(&self) {
+        self.state().records_no_calls = true;
+    }
+
     /// All calls so far, in order.
     pub fn calls(&self) -> Vec<BackendCall> {
         self.state().log.iter().map(|request| request.call.clone()).collect()
@@ -295,7 +300,9 @@ impl FakeBackend {
         request: RecordedCall,
     ) -> Result<MutexGuard<'_, BackendScript>, BackendError> {
         let mut state = self.state();
-        state.log.push(request);
+        if !state.records_no_calls {
+            state.log.push(request);
+        }
         assert!(!state.panicking.remove(&op), "scripted panic");
         if let Some(error) = &state.down {
             return Err(error.clone());
@@ -353,7 +360,10 @@ impl BackendScript {
 
     fn find(&self, image: &str) -> Option<&Image> {
         let id = self.names.get(image).map_or(image, ImageId::as_str);
-        self.images.iter().find(|present| present.id == id)
+        // A test with many images has them in the order of their ids.
+        let ordered = self.images.binary_search_by(|present| present.id.as_str().cmp(id));
+        let linear = || self.images.iter().find(|present| present.id == id);
+        ordered.ok().map(|at| &self.images[at]).or_else(linear)
     }
 }
 
@@ -427,9 +437,9 @@ impl Backend for FakeBackend {
         self.answers(BackendOp::Inspect).await;
         let call = BackendCall::Inspect { image: image.image.to_string() };
         let state = self.begin(BackendOp::Inspect, with_spec(call, image))?;
-        Ok(state
-            .find(image.image.as_str())
-            .map(|image| ImageDetails { image: image.clone(), info: config_info(state.config.as_deref()) }))
+        let Some(image) = state.find(image.image.as_str()) else { return Ok(None) };
+        let config = state.config_of.as_ref().map(|config_of| ("config".to_owned(), config_of(&image.id)));
+        Ok(Some(ImageDetails { image: image.clone(), info: config.into_iter().collect() }))
     }
 
     async fn pull(
