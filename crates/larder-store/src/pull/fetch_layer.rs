@@ -190,6 +190,7 @@ impl LayerFetch {
             LayerOrigin::Import { import, .. } => {
                 self.origin.note(&self.planned, LayerPhase::Unpacking);
                 let options = self.options();
+                self.progress.begin_unpacking(Arc::clone(&options.progress));
                 let _cancel = CancelUnpackOnDrop(Arc::clone(&options.progress));
                 self.start_unpacking(LayerBytes::Import(Arc::clone(import)), options).await?
             }
@@ -237,8 +238,10 @@ impl LayerFetch {
         ingest: &IngestFile,
     ) -> Result<StagedLayer, PullError> {
         let options = self.options();
+        let unpack_progress = Arc::clone(&options.progress);
+        self.progress.begin_receiving();
         ingest.resume();
-        let _stop = StopIngestOnDrop { ingest: ingest.clone(), progress: Arc::clone(&options.progress) };
+        let _stop = StopIngestOnDrop { ingest: ingest.clone(), progress: Arc::clone(&unpack_progress) };
         let download = ingest.clone();
         let download = Some(LayerDownload::new(move || download.wait_until_complete()));
         let reserve = options.reserve.clone();
@@ -255,7 +258,10 @@ impl LayerFetch {
             fetched = &mut fetching => fetched,
         };
         match fetched {
-            Ok(()) => unpacking.await,
+            Ok(()) => {
+                self.progress.begin_unpacking(unpack_progress);
+                unpacking.await
+            }
             Err(error) => {
                 ingest.stop(GIVEN_UP, "the fetch failed");
                 let _ = unpacking.await; // it ends at once and removes its directory
@@ -278,11 +284,9 @@ impl LayerFetch {
         async { unpacking.await? }
     }
 
-    /// The options of an attempt to unpack the layer, whose progress counts from now on.
+    /// The options of an attempt to unpack the layer.
     fn options(&self) -> UnpackOptions {
-        let options = self.puller.options(self.planned.descriptor.size, &self.worker);
-        self.progress.set_unpacking(Arc::clone(&options.progress));
-        options
+        self.puller.options(self.planned.descriptor.size, &self.worker)
     }
 
     fn observer(&self) -> FetchObserver {

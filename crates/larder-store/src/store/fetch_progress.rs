@@ -15,9 +15,26 @@ pub(crate) struct FetchProgress {
     minimum: MinimumRate,
     /// True while the fetch waits for a slot.
     queued: AtomicBool,
-    received: AtomicU64,
-    unpacking: Mutex<Option<Arc<UnpackProgress>>>,
+    /// Received bytes, and those unpacked in earlier attempts.
+    counted: AtomicU64,
+    /// Set once nothing is left to receive.
+    unpacking: Mutex<Option<RemainingUnpack>>,
     window: Mutex<RateWindow>,
+}
+
+/// The part of a layer's unpacking that follows its last received byte.
+#[derive(Debug)]
+struct RemainingUnpack {
+    progress: Arc<UnpackProgress>,
+    /// Compressed bytes that were unpacked before.
+    before: u64,
+}
+
+impl RemainingUnpack {
+    /// Compressed bytes unpacked since; plain ones would let an archive set its own rate.
+    fn bytes(&self) -> u64 {
+        self.progress.compressed_bytes().saturating_sub(self.before)
+    }
 }
 
 impl FetchProgress {
@@ -27,7 +44,7 @@ impl FetchProgress {
         FetchProgress {
             minimum,
             queued: AtomicBool::default(),
-            received: AtomicU64::default(),
+            counted: AtomicU64::default(),
             unpacking: Mutex::default(),
             window: Mutex::new(window),
         }
@@ -37,34 +54,42 @@ impl FetchProgress {
     pub(crate) fn set_queued(&self, queued: bool, now: Instant) {
         self.queued.store(queued, Ordering::Relaxed);
         if !queued {
+            self.begin_receiving();
             self.window().begin(now, self.total());
         }
     }
 
+    /// Notes that bytes are received from now on.
+    pub(crate) fn begin_receiving(&self) {
+        if let Some(unpacking) = self.unpacking().take() {
+            self.counted.fetch_add(unpacking.bytes(), Ordering::Relaxed);
+        }
+    }
+
+    /// Notes that all bytes are here, and are only unpacked from now on.
+    pub(crate) fn begin_unpacking(&self, progress: Arc<UnpackProgress>) {
+        let before = progress.compressed_bytes();
+        *self.unpacking() = Some(RemainingUnpack { progress, before });
+    }
+
     /// Counts received bytes.
     pub(crate) fn add_received(&self, bytes: u64, now: Instant) {
-        self.received.fetch_add(bytes, Ordering::Relaxed);
+        self.counted.fetch_add(bytes, Ordering::Relaxed);
         self.observe(now);
     }
 
-    /// Sets the unpacking of the present attempt.
-    pub(crate) fn set_unpacking(&self, progress: Arc<UnpackProgress>) {
-        let before = self.unpacking().replace(progress);
-        let unpacked = before.map_or(0, |before| before.compressed_bytes());
-        self.received.fetch_add(unpacked, Ordering::Relaxed);
-    }
-
-    /// Received bytes and unpacked ones; compressed, since an archive can unpack to any number of bytes.
+    /// Received bytes, and those unpacked after the last one was received. If bytes that are unpacked while others are
+    /// received counted as well, the rate would be twice that of the registry.
     fn total(&self) -> u64 {
-        let unpacked = self.unpacking().as_ref().map_or(0, |unpacking| unpacking.compressed_bytes());
-        self.received.load(Ordering::Relaxed).saturating_add(unpacked)
+        let unpacked = self.unpacking().as_ref().map_or(0, RemainingUnpack::bytes);
+        self.counted.load(Ordering::Relaxed).saturating_add(unpacked)
     }
 
     fn window(&self) -> MutexGuard<'_, RateWindow> {
         self.window.lock()
     }
 
-    fn unpacking(&self) -> MutexGuard<'_, Option<Arc<UnpackProgress>>> {
+    fn unpacking(&self) -> MutexGuard<'_, Option<RemainingUnpack>> {
         self.unpacking.lock()
     }
 
@@ -108,6 +133,23 @@ mod tests {
         let below = slow(minimum.bytes_per_second - 1, 30);
         assert_eq!(below.iter().position(|slow| *slow), Some(10));
         assert!(below[10..].iter().all(|slow| *slow));
+    }
+
+    #[test]
+    fn bytes_that_are_received_and_unpacked_count_once() {
+        let (start, half) = (Instant::now(), MinimumRate::default().bytes_per_second / 2);
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let progress = FetchProgress::new(MinimumRate::default(), start);
+        let unpacking = Arc::<UnpackProgress>::default();
+        for second in 1..=10 {
+            progress.add_received(half, at(second));
+            unpacking.set_compressed(second * half);
+        }
+        assert!(progress.is_slow(at(10)), "it receives half of the minimum");
+        progress.begin_unpacking(Arc::clone(&unpacking));
+        unpacking.set_compressed(30 * half);
+        assert!(!progress.is_slow(at(20)));
+        assert!(progress.is_slow(at(30)), "it unpacks nothing");
     }
 
     #[test]

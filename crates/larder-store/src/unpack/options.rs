@@ -276,7 +276,7 @@ impl UnpackProgress {
         self.exceeds_memory.store(exceeds, Ordering::Relaxed);
     }
 
-    pub(super) fn set_compressed(&self, bytes: u64) {
+    pub(crate) fn set_compressed(&self, bytes: u64) {
         self.compressed.store(bytes, Ordering::Relaxed);
     }
 
