@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use larder::backend::{MinimumRate, ProgressReporter};
 use larder::reference::{Digest, Reference};
+use larder::scheduler::Callers;
 use larder_registry::{Proxy, RegistryClient, RegistryConfig};
 use larder_store::pull::{PullError, StorePullConfig, StorePuller};
 use larder_store::store::{ImageRecord, Store, StoreConfig};
@@ -33,18 +34,34 @@ struct Node {
 
 impl Node {
     fn new() -> Node {
+        Node::with_minimum(MinimumRate::default().bytes_per_second)
+    }
+
+    fn with_minimum(bytes_per_second: u64) -> Node {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(&dir.path().join("store"), StoreConfig::default()).unwrap();
         let config =
             RegistryConfig { config_dirs: Vec::new(), proxy: Proxy::None, ..RegistryConfig::default() };
-        let minimum_rate = MinimumRate { window: Duration::from_millis(1500), ..MinimumRate::default() };
+        let minimum_rate = MinimumRate { bytes_per_second, window: Duration::from_millis(1500) };
         let pulls = StorePullConfig { minimum_rate, ..StorePullConfig::default() };
         Node { _dir: dir, puller: StorePuller::new(store, RegistryClient::new(config), pulls) }
     }
 
     fn pull(&self, registry: &FaultRegistry, name: &str) -> JoinHandle<Result<ImageRecord, PullError>> {
-        let (name, puller) = (Reference::parse(&registry.image(name)).unwrap(), self.puller.clone());
-        tokio::spawn(async move { puller.pull(&name, None, &ProgressReporter::unwatched()).await })
+        self.pull_for("", registry, name)
+    }
+
+    fn pull_for(
+        &self,
+        namespace: &str,
+        registry: &FaultRegistry,
+        name: &str,
+    ) -> JoinHandle<Result<ImageRecord, PullError>> {
+        let name = Reference::parse(&registry.image(name)).unwrap();
+        let (puller, callers) = (self.puller.clone(), Callers::new(namespace));
+        tokio::spawn(async move {
+            puller.pull(&name, None, &ProgressReporter::unwatched().for_callers(&callers)).await
+        })
     }
 
     async fn pull_soon(&self, registry: &FaultRegistry, name: &str) {
@@ -119,6 +136,35 @@ async fn slow_layers_of_many_registries_give_way() {
     fast.put_image("app", "1", PLAIN, &[layer("a", 11), layer("b", 12)], &[]);
     node.pull_soon(&fast, "app:1").await;
     for (pulling, _registry) in slow {
+        pulling.abort();
+    }
+}
+
+#[tokio::test]
+async fn layers_of_many_registries_give_way_to_another_namespace_at_any_rate() {
+    // All layers are faster.
+    let (node, fast) = (Node::with_minimum(1), Arc::new(FaultRegistry::start()));
+    let mut hostile = Vec::new();
+    for _ in 0..2 {
+        let registry = Arc::new(FaultRegistry::start());
+        let layers: Vec<_> = (0..4).map(|byte| layer(&registry.address(), byte)).collect();
+        let image = registry.put_image("slow", "1", PLAIN, &layers, &[]);
+        slow_down(&registry, &image.layers);
+        hostile.push((node.pull_for("hostile", &registry, "slow:1"), registry));
+    }
+    let all: Vec<_> = hostile.iter().map(|(_, registry)| registry.clone()).collect();
+    requested_of(all, "", 2 + 8).await;
+    fast.put_image("app", "1", PLAIN, &[layer("a", 11), layer("b", 12)], &[]);
+    // The layers are claimed by a pull that has no slot left.
+    let claimed = node.pull_for("hostile", &fast, "app:1");
+    requested(&fast, "", 1).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(fast.requests_for("/blobs/").len(), 1);
+    let pulled = tokio::time::timeout(SOON, node.pull_for("honest", &fast, "app:1")).await;
+    pulled.expect("the other namespace has its share").unwrap().unwrap();
+    claimed.await.unwrap().unwrap();
+    for (pulling, _registry) in hostile {
+        assert!(!pulling.is_finished());
         pulling.abort();
     }
 }

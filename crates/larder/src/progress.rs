@@ -9,6 +9,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::reference::LayerId;
+use crate::scheduler::Callers;
 
 /// Progress of a pull in bytes, if the backend reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -19,12 +20,13 @@ pub struct ByteProgress {
     pub total: Option<u64>,
 }
 
-/// The rate below which a fetch gives way to waiting pulls. Without waiting pulls it may be slower.
+/// The rate below which a fetch gives way to waiting pulls. Without waiting pulls it may be slower. A faster one gives
+/// way after one window, to those of a caller with fewer slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MinimumRate {
-    /// Bytes per second; 0: a fetch never gives way.
+    /// Bytes per second; 0: no fetch gives way.
     pub bytes_per_second: u64,
-    /// Time over which the rate is measured.
+    /// Time over which the rate is measured, and a time slice.
     pub window: Duration,
 }
 
@@ -177,9 +179,12 @@ impl fmt::Display for LayerPhase {
 /// Returns the current state of a pull.
 pub(crate) type DetailProvider = Arc<dyn Fn() -> PullDetail + Send + Sync>;
 
-/// The backend's handle for reporting progress. Optional: CRI has no such field.
+/// The backend's handle for reporting progress to the callers of a pull. Optional: CRI has no such field.
 #[derive(Clone)]
-pub struct ProgressReporter(Arc<dyn ProgressListener>);
+pub struct ProgressReporter {
+    listener: Arc<dyn ProgressListener>,
+    callers: Callers,
+}
 
 /// The receiver of what a backend reports about one pull. Its methods must be quick.
 pub(crate) trait ProgressListener: Send + Sync {
@@ -196,7 +201,18 @@ pub(crate) trait ProgressListener: Send + Sync {
 impl ProgressReporter {
     /// A reporter to this listener.
     pub(crate) fn to(listener: impl ProgressListener + 'static) -> ProgressReporter {
-        ProgressReporter(Arc::new(listener))
+        ProgressReporter { listener: Arc::new(listener), callers: Callers::new("") }
+    }
+
+    /// The reporter of a pull for these callers, among whom a backend shares its slots. The default is no pod.
+    #[must_use]
+    pub fn for_callers(self, callers: &Callers) -> ProgressReporter {
+        ProgressReporter { callers: callers.clone(), ..self }
+    }
+
+    /// The callers that wait for the pull.
+    pub fn callers(&self) -> &Callers {
+        &self.callers
     }
 
     /// A reporter without watchers.
@@ -208,17 +224,17 @@ impl ProgressReporter {
 
     /// Reports the byte counts.
     pub fn set(&self, bytes: ByteProgress) {
-        self.0.bytes(bytes);
+        self.listener.bytes(bytes);
     }
 
     /// Sets the provider of details. It must be quick, and may be called after the pull.
     pub fn describe_by(&self, describe: impl Fn() -> PullDetail + Send + Sync + 'static) {
-        self.0.describe_by(Arc::new(describe));
+        self.listener.describe_by(Arc::new(describe));
     }
 
     /// Reports what people should know of an image that is pulled all the same, in one sentence without a full stop.
     pub fn warn(&self, warning: String) {
-        self.0.warn(warning);
+        self.listener.warn(warning);
     }
 }
 

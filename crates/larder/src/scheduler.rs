@@ -1,11 +1,13 @@
 //! Bounds concurrent work and shares the slots fairly: pulls of images, and fetches of layers.
 //!
-//! Promises: never more work than slots, in all and of one registry; a free slot is for urgent work first, then for work
-//! that is not slow, then for the registry, and the repository, with the fewest slots, then in order of arrival. Where
-//! slots are recalled ([`SlotRecall`]), slow work gives its slot to other work, and never takes it back from work that is
-//! faster.
+//! Promises: never more work than slots, in all and of one registry; a free slot is for urgent work first, then for
+//! work that is not slow, then for the caller, the registry and the repository with the fewest slots, then in order of
+//! arrival. A caller is a namespace, which has one share whatever the names and rates of its registries. Where slots
+//! are recalled ([`SlotRecall`]), slow work gives its slot to other work, and never takes it back from work that is
+//! faster; other work gives its slot after a time slice, if its caller has more slots than that of waiting work.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::future;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,22 +25,76 @@ const MAX_SLOW: usize = 10_000;
 /// How often the rate of work is checked: ten times in its window, within these limits.
 const RATE_CHECKS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
-/// Whether work is scheduled before prefetches. Clones share it, and it may be raised while the work waits.
+/// Namespaces of the pods that work is for. Clones share them, and they may grow while the work waits.
 #[derive(Debug, Clone)]
-pub(crate) struct QueuePriority(Arc<AtomicBool>);
+pub struct Callers(Arc<CallerSet>);
 
-impl QueuePriority {
-    pub(crate) fn new(urgent: bool) -> QueuePriority {
-        QueuePriority(Arc::new(AtomicBool::new(urgent)))
+#[derive(Debug)]
+struct CallerSet {
+    /// Hashes of their names.
+    own: Mutex<BTreeSet<u64>>,
+    /// The callers of the whole work, for a part of it.
+    whole: Option<Callers>,
+}
+
+impl Callers {
+    /// Pods of one namespace. All work without a pod, as of commands and prefetch lists, has an empty one, and so one
+    /// caller.
+    pub fn new(namespace: &str) -> Callers {
+        Callers(Arc::new(CallerSet { own: Mutex::new([hash(namespace)].into()), whole: None }))
     }
 
-    pub(crate) fn is_urgent(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+    /// The callers of a part of this work, which may be added to for that part alone.
+    #[must_use]
+    pub fn of_part(&self) -> Callers {
+        Callers(Arc::new(CallerSet { own: Mutex::default(), whole: Some(self.clone()) }))
     }
 
-    /// Raises this priority to the other, if that is higher.
-    pub(crate) fn raise_to(&self, other: &QueuePriority) {
-        self.0.fetch_or(other.is_urgent(), Ordering::Relaxed);
+    /// Adds other callers of the same work, which counts for the one with the fewest slots.
+    pub fn add(&self, other: &Callers) {
+        let added = other.hashes();
+        self.0.own.lock().extend(added);
+    }
+
+    fn hashes(&self) -> BTreeSet<u64> {
+        let mut hashes = self.0.own.lock().clone();
+        if let Some(whole) = &self.0.whole {
+            hashes.extend(whole.hashes());
+        }
+        hashes
+    }
+
+    fn contains(&self, hash: u64) -> bool {
+        let is_own = self.0.own.lock().contains(&hash);
+        is_own || self.0.whole.as_ref().is_some_and(|whole| whole.contains(hash))
+    }
+}
+
+/// Demand for work: whether it is scheduled before prefetches, and its callers. Clones share it, and it may grow while
+/// the work waits.
+#[derive(Debug, Clone)]
+pub(crate) struct WorkDemand {
+    is_urgent: Arc<AtomicBool>,
+    callers: Callers,
+}
+
+impl WorkDemand {
+    pub(crate) fn new(is_urgent: bool, callers: Callers) -> WorkDemand {
+        WorkDemand { is_urgent: Arc::new(AtomicBool::new(is_urgent)), callers }
+    }
+
+    pub(crate) fn callers(&self) -> &Callers {
+        &self.callers
+    }
+
+    fn is_urgent(&self) -> bool {
+        self.is_urgent.load(Ordering::Relaxed)
+    }
+
+    /// Adds other demand for the same work.
+    pub(crate) fn add(&self, other: &WorkDemand) {
+        self.is_urgent.fetch_or(other.is_urgent(), Ordering::Relaxed);
+        self.callers.add(&other.callers);
     }
 }
 
@@ -50,7 +106,7 @@ pub struct ScheduledWork {
     registry: u64,
     /// With the registry.
     repository: u64,
-    priority: QueuePriority,
+    demand: WorkDemand,
     /// Whether this work was slow when it had its last slot; `None`: its repository is remembered as slow instead.
     is_slow: Option<Arc<AtomicBool>>,
 }
@@ -58,23 +114,34 @@ pub struct ScheduledWork {
 impl ScheduledWork {
     /// A pull from a repository, which is named with its registry. A slow pull makes the next pulls of its repository slow
     /// until one of them is fast.
-    pub(crate) fn pull(registry: &str, repository: &str, priority: &QueuePriority) -> ScheduledWork {
+    pub(crate) fn pull(registry: &str, repository: &str, demand: &WorkDemand) -> ScheduledWork {
         let (registry, repository) = (hash(registry), hash(repository));
-        ScheduledWork { registry, repository, priority: priority.clone(), is_slow: None }
+        ScheduledWork { registry, repository, demand: demand.clone(), is_slow: None }
     }
 
-    /// The fetch of a layer from a repository, which is named with its registry. A slow layer does not make others slow, and
-    /// is measured anew in its next slot.
-    pub fn layer(registry: &str, repository: &str) -> ScheduledWork {
-        let work = ScheduledWork::pull(registry, repository, &QueuePriority::new(true));
+    /// The fetch of a layer from a repository, which is named with its registry. A slow layer does not make others
+    /// slow, and is measured anew in its next slot.
+    pub fn layer(callers: &Callers, registry: &str, repository: &str) -> ScheduledWork {
+        let work = ScheduledWork::pull(registry, repository, &WorkDemand::new(true, callers.clone()));
         ScheduledWork { is_slow: Some(Arc::default()), ..work }
     }
 
     /// Returns true if this work may take a slot from the other.
     fn may_displace(&self, other: &ScheduledWork) -> bool {
-        self.repository != other.repository && (self.priority.is_urgent() || !other.priority.is_urgent())
+        self.demand.is_urgent() || !other.demand.is_urgent()
     }
 }
+
+/// The slots of all work of the same callers, registry and repository.
+#[derive(Debug)]
+struct WorkShares {
+    callers: BTreeSet<u64>,
+    /// Of the caller, of several the one with the fewest; of the registry; of the repository.
+    slots: [usize; 3],
+}
+
+/// The index of the caller's slots.
+const CALLER: usize = 0;
 
 fn hash(name: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
@@ -85,13 +152,29 @@ fn hash(name: &str) -> u64 {
 /// When work loses its slot to other work, by [`WorkSlot::gives_way`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SlotRecall {
-    /// When it is slow and other work waits. Slow work waits in order of arrival.
-    OwnRate,
-    /// When it is slow and faster work waits: work that was slow once keeps its slot from other slow work.
-    SlowerThanWaiter,
-    /// When it is slow and other work waits, or when its registry has several slots and that of waiting work has none; in
-    /// the same way among the repositories of a registry.
+    /// Never: work that stops would begin from its start.
+    Never,
+    /// When it is slow and faster work waits; and after its time slice, one window of its [`MinimumRate`], when the
+    /// caller of waiting work has no slot, or at least two fewer. The second applies to the registries of a caller as
+    /// well, and to the repositories of a registry.
+    TimeSlice,
+    /// As with time slices; also when it is slow and other slow work waits; and at once when its caller, registry or
+    /// repository has several slots and that of waiting work has none.
     LargestShare,
+}
+
+/// The rate of work in its slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WorkRate {
+    /// Its first window has not ended.
+    Unmeasured,
+    /// It was below the minimum rate in the last window.
+    Slow,
+    /// It was not.
+    Fast,
+    /// It has received all its bytes, and continues without its registry. It has no time slice, since it would begin to
+    /// unpack from the start each time.
+    Received,
 }
 
 /// A scheduler. Clones share its slots.
@@ -126,6 +209,7 @@ struct RunningWork {
     work: ScheduledWork,
     recall: Arc<Notify>,
     is_recalled: bool,
+    has_ended_slice: bool,
 }
 
 impl Scheduler {
@@ -141,7 +225,7 @@ impl Scheduler {
     /// that a registry with all its slots leaves as many to others.
     pub fn for_layers(of_registry: usize) -> Scheduler {
         let of_registry = of_registry.max(1);
-        let scheduler = Scheduler::new(of_registry.saturating_mul(2), SlotRecall::SlowerThanWaiter);
+        let scheduler = Scheduler::new(of_registry.saturating_mul(2), SlotRecall::TimeSlice);
         scheduler.state().slots_of_registry = of_registry;
         scheduler
     }
@@ -205,10 +289,14 @@ impl SchedulerState {
             if let Some(is_slow) = &work.is_slow {
                 is_slow.store(false, Ordering::Relaxed);
             }
-            self.running.push(RunningWork { id, work, recall, is_recalled: false });
+            self.running.push(RunningWork { id, work, recall, is_recalled: false, has_ended_slice: false });
         }
-        if !self.running.iter().any(|running| running.is_recalled)
-            && let Some(chosen) = self.waiting.iter().find_map(|waiting| self.displaced_by(&waiting.work))
+        if self.recall == SlotRecall::Never || self.running.iter().any(|running| running.is_recalled) {
+            return;
+        }
+        let shares: Vec<_> = self.running.iter().map(|running| self.shares(&running.work)).collect();
+        let mut waiting = self.waiting.iter();
+        if let Some(chosen) = waiting.find_map(|waiting| self.displaced_by(&waiting.work, &shares))
             && let Some(running) = self.running.get_mut(chosen)
         {
             running.is_recalled = true;
@@ -226,43 +314,65 @@ impl SchedulerState {
         let order = |(at, waiting): &(usize, &WaitingWork)| {
             let work = &waiting.work;
             // Its slot would be recalled at once.
-            let waits_behind = self.recall != SlotRecall::OwnRate && self.is_slow(work);
-            (!work.priority.is_urgent(), waits_behind, self.of_registry(work), self.of_repository(work), *at)
+            let waits_behind = self.recall != SlotRecall::Never && self.is_slow(work);
+            (!work.demand.is_urgent(), waits_behind, self.shares(work).slots, *at)
         };
         allowed.min_by_key(order).map(|(at, _)| at)
     }
 
-    /// The index of the slot that is recalled for this waiting work: the latest of slow work, else the latest of a registry,
-    /// or a repository of the same registry, with several, if that of the waiting work has none. None that would be
-    /// recalled from the waiting work again, nor one that its registry could not get.
-    fn displaced_by(&self, waiting: &ScheduledWork) -> Option<usize> {
-        if self.recall == SlotRecall::OwnRate {
-            return None;
-        }
-        // The first of these displaces the second at any share.
-        let precedes = |fast: &ScheduledWork, slow: &ScheduledWork| {
-            !self.is_slow(fast) && self.is_slow(slow) && fast.may_displace(slow)
-        };
-        let share = |running: &ScheduledWork| match self.of_registry(waiting) {
-            _ if self.recall == SlotRecall::SlowerThanWaiter => 0,
-            0 => self.of_registry(running),
-            _ if self.of_repository(waiting) == 0 && running.registry == waiting.registry => {
-                self.of_repository(running)
-            }
-            _ => 0,
-        };
-        let order = |running: &ScheduledWork| match share(running) {
-            _ if precedes(waiting, running) => usize::MAX,
-            _ if precedes(running, waiting) => 0,
-            share => share,
-        };
-        let same_registry_only = self.has_all_slots(waiting);
-        let candidates = self.running.iter().enumerate().filter(|(_, running)| {
+    /// The index of the slot that is recalled for this waiting work: of slow work, else of the largest share. Of
+    /// several, it is the one whose slice has ended and which was granted first, else the latest. None that would be
+    /// recalled from the waiting work again, nor one that its registry could not get. `shares` are those of running
+    /// work.
+    fn displaced_by(&self, waiting: &ScheduledWork, shares: &[WorkShares]) -> Option<usize> {
+        let (own, same_registry_only) = (self.shares(waiting), self.has_all_slots(waiting));
+        let candidates = self.running.iter().zip(shares).enumerate().filter(|(_, (running, _))| {
             waiting.may_displace(&running.work)
                 && (!same_registry_only || running.work.registry == waiting.registry)
         });
-        let ordered = candidates.map(|(at, running)| (order(&running.work), at));
-        ordered.filter(|(order, _)| *order > 1).max().map(|(_, at)| at)
+        let ordered = candidates.filter_map(|(at, (running, shares))| {
+            let rank = self.recall_rank(running, shares, waiting, &own)?;
+            let age = if running.has_ended_slice { usize::MAX - at } else { at };
+            Some((rank, age, at))
+        });
+        ordered.max().map(|(.., at)| at)
+    }
+
+    /// The rank of running work among those that waiting work displaces; `None` if it does not. Slow work is first,
+    /// then work of other callers, of other registries, and of other repositories, by its share.
+    fn recall_rank(
+        &self,
+        running: &RunningWork,
+        shares: &WorkShares,
+        waiting: &ScheduledWork,
+        own: &WorkShares,
+    ) -> Option<(usize, usize)> {
+        // The same repository would be as slow.
+        let is_elsewhere = running.work.repository != waiting.repository;
+        let is_slow = is_elsewhere && self.is_slow(&running.work);
+        let waits_slow = is_elsewhere && self.is_slow(waiting);
+        if is_slow && !waits_slow {
+            return Some((usize::MAX, 0));
+        }
+        if waits_slow && !is_slow && running.work.may_displace(waiting) {
+            return None;
+        }
+        let level = if shares.callers != own.callers {
+            CALLER
+        } else if running.work.registry != waiting.registry {
+            1
+        } else {
+            2
+        };
+        let (share, own) = (shares.slots[level], own.slots[level]);
+        let at_once = self.recall == SlotRecall::LargestShare;
+        let is_displaced = if running.has_ended_slice {
+            // With one slot less, the two would only change places.
+            share >= own + 2 || (level == CALLER && own == 0) || (at_once && is_slow)
+        } else {
+            at_once && own == 0 && share > 1
+        };
+        is_displaced.then_some((shares.slots.len() - level, share))
     }
 
     fn is_slow(&self, work: &ScheduledWork) -> bool {
@@ -290,15 +400,40 @@ impl SchedulerState {
 
     /// Returns true if the registry of this work has as many slots as one registry may have.
     fn has_all_slots(&self, work: &ScheduledWork) -> bool {
-        self.of_registry(work) >= self.slots_of_registry
+        self.count(|running| running.registry == work.registry) >= self.slots_of_registry
     }
 
-    fn of_registry(&self, work: &ScheduledWork) -> usize {
-        self.running.iter().filter(|running| running.work.registry == work.registry).count()
+    fn shares(&self, work: &ScheduledWork) -> WorkShares {
+        let callers = work.demand.callers.hashes();
+        let of_caller =
+            callers.iter().map(|caller| self.count(|running| running.demand.callers.contains(*caller)));
+        let slots = [
+            of_caller.min().unwrap_or_default(),
+            self.count(|running| running.registry == work.registry),
+            self.count(|running| running.repository == work.repository),
+        ];
+        WorkShares { callers, slots }
     }
 
-    fn of_repository(&self, work: &ScheduledWork) -> usize {
-        self.running.iter().filter(|running| running.work.repository == work.repository).count()
+    fn count(&self, is_counted: impl Fn(&ScheduledWork) -> bool) -> usize {
+        self.running.iter().filter(|running| is_counted(&running.work)).count()
+    }
+
+    /// Records the rate of running work.
+    fn observe(&mut self, id: u64, rate: WorkRate) {
+        let Some(at) = self.running.iter().position(|running| running.id == id) else { return };
+        let running = &mut self.running[at];
+        let is_measured = matches!(rate, WorkRate::Slow | WorkRate::Fast);
+        let ends_slice = is_measured && !running.has_ended_slice;
+        running.has_ended_slice = is_measured;
+        let work = running.work.clone();
+        if rate != WorkRate::Unmeasured {
+            self.set_slow(&work, rate == WorkRate::Slow);
+        }
+        // Callers may have been added to waiting work since: one of the slots checks that.
+        if ends_slice || at == 0 {
+            self.grant();
+        }
     }
 }
 
@@ -317,20 +452,18 @@ impl WorkSlot {
         self.id
     }
 
-    /// Ends when other work needs the slot more. `is_slow` is called several times in each window of `minimum`, and returns
-    /// whether the last whole window was below that rate; `None` before the end of the first one.
-    pub async fn gives_way(&self, minimum: MinimumRate, mut is_slow: impl FnMut(Instant) -> Option<bool>) {
+    /// Ends when other work needs the slot more. `rate` is called several times in each window of `minimum`. Never ends
+    /// with a minimum of 0.
+    pub async fn gives_way(&self, minimum: MinimumRate, mut rate: impl FnMut(Instant) -> WorkRate) {
+        if minimum.bytes_per_second == 0 {
+            return future::pending().await;
+        }
         let mut checks = time::interval((minimum.window / 10).clamp(RATE_CHECKS.0, RATE_CHECKS.1));
         checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 () = self.recall.notified() => return,
-                _ = checks.tick() => if let Some(is_slow) = is_slow(Instant::now()) {
-                    self.set_slow(is_slow);
-                    if is_slow && self.is_wanted() {
-                        return;
-                    }
-                }
+                _ = checks.tick() => self.scheduler.state().observe(self.id, rate(Instant::now())),
             }
         }
     }
@@ -341,13 +474,6 @@ impl WorkSlot {
         if let Some(work) = state.work(self.id) {
             state.set_slow(&work, is_slow);
         }
-    }
-
-    /// Returns true if slow work in this slot must give it to other slow work as well.
-    fn is_wanted(&self) -> bool {
-        let state = self.scheduler.state();
-        let work = state.work(self.id).filter(|_| state.recall != SlotRecall::SlowerThanWaiter);
-        work.is_some_and(|work| state.waiting.iter().any(|waiting| waiting.work.may_displace(&work)))
     }
 }
 
@@ -369,9 +495,14 @@ mod tests {
     use super::*;
     use crate::backend::RateWindow;
 
-    fn pull(image: &str, urgency: &QueuePriority) -> ScheduledWork {
+    fn pull(image: &str, demand: &WorkDemand) -> ScheduledWork {
         let registry = image.split('/').next().unwrap_or_default();
-        ScheduledWork::pull(registry, image.split(':').next().unwrap_or_default(), urgency)
+        ScheduledWork::pull(registry, image.split(':').next().unwrap_or_default(), demand)
+    }
+
+    /// Demand of commands.
+    fn demand(is_urgent: bool) -> WorkDemand {
+        WorkDemand::new(is_urgent, Callers::new(""))
     }
 
     fn is_recalled(slot: &WorkSlot) -> bool {
@@ -380,10 +511,10 @@ mod tests {
 
     #[test]
     fn urgent_requests_are_first_and_the_others_in_order_of_arrival() {
-        let scheduler = Scheduler::new(1, SlotRecall::OwnRate);
-        let (urgent, idle) = (QueuePriority::new(true), QueuePriority::new(false));
+        let scheduler = Scheduler::new(1, SlotRecall::Never);
+        let (urgent, idle) = (demand(true), demand(false));
         let first = scheduler.acquire(&pull("a", &idle)).now_or_never().expect("it is free");
-        let later = QueuePriority::new(false);
+        let later = demand(false);
         let pulls = [&idle, &later, &urgent, &urgent].map(|urgency| pull("a", urgency));
         let mut waiting = pulls.each_ref().map(|pull| Some(Box::pin(scheduler.acquire(pull))));
         let mut called = |index: usize| {
@@ -400,7 +531,7 @@ mod tests {
         drop(first);
         let place = called(2).expect("urgent, and the first of those");
         assert!(called(3).is_none());
-        later.raise_to(&urgent);
+        later.add(&urgent);
         drop(place);
         let place = called(1).expect("it came before the other that is urgent");
         drop(place);
@@ -412,8 +543,8 @@ mod tests {
 
     #[test]
     fn work_that_gave_its_slot_back_returns_to_its_place() {
-        let scheduler = Scheduler::new(1, SlotRecall::OwnRate);
-        let work = pull("a", &QueuePriority::new(false));
+        let scheduler = Scheduler::new(1, SlotRecall::Never);
+        let work = pull("a", &demand(false));
         let first = scheduler.acquire(&work).now_or_never().expect("it is free");
         let mut waiting = [Box::pin(scheduler.acquire(&work)), Box::pin(scheduler.acquire(&work))];
         assert!(waiting.iter_mut().all(|waiting| waiting.now_or_never().is_none()));
@@ -430,8 +561,8 @@ mod tests {
 
     #[test]
     fn a_slot_is_released_when_its_caller_disconnects() {
-        let scheduler = Scheduler::new(1, SlotRecall::OwnRate);
-        let idle = pull("a", &QueuePriority::new(false));
+        let scheduler = Scheduler::new(1, SlotRecall::Never);
+        let idle = pull("a", &demand(false));
         let place = scheduler.acquire(&idle).now_or_never().expect("it is free");
         let (mut one, mut two, mut three) = (
             Box::pin(scheduler.acquire(&idle)),
@@ -452,11 +583,11 @@ mod tests {
     /// The images whose slots are recalled when a pull waits while these run.
     fn recalled(running: &[&str], waiting: (&str, bool)) -> Vec<String> {
         let scheduler = Scheduler::new(running.len(), SlotRecall::LargestShare);
-        let urgent = QueuePriority::new(true);
+        let urgent = demand(true);
         let take =
             |image: &&str| scheduler.acquire(&pull(image, &urgent)).now_or_never().expect("it is free");
         let held: Vec<_> = running.iter().map(take).collect();
-        let late = pull(waiting.0, &QueuePriority::new(waiting.1));
+        let late = pull(waiting.0, &demand(waiting.1));
         let mut late = Box::pin(scheduler.acquire(&late));
         assert!((&mut late).now_or_never().is_none());
         let recalled = running.iter().zip(&held).filter(|(_, slot)| is_recalled(slot));
@@ -478,7 +609,7 @@ mod tests {
     #[test]
     fn a_slow_repository_gives_its_slot_to_others_until_it_is_fast() {
         let scheduler = Scheduler::new(1, SlotRecall::LargestShare);
-        let urgent = QueuePriority::new(true);
+        let urgent = demand(true);
         let [slow, other] = ["slow.example/a", "other.example/a"].map(|name| pull(name, &urgent));
         let granted = scheduler.acquire(&slow).now_or_never().expect("it is free");
         granted.set_slow(true);
@@ -502,9 +633,9 @@ mod tests {
     fn a_slow_repository_waits_behind_others_where_slots_are_recalled() {
         for (scheduler, is_behind) in [
             (Scheduler::new(1, SlotRecall::LargestShare), true),
-            (Scheduler::new(1, SlotRecall::OwnRate), false),
+            (Scheduler::new(1, SlotRecall::Never), false),
         ] {
-            let urgent = QueuePriority::new(true);
+            let urgent = demand(true);
             let [slow, fast, other] =
                 ["slow.example/a", "fast.example/a", "other.example/a"].map(|name| pull(name, &urgent));
             let granted = scheduler.acquire(&slow).now_or_never().expect("it is free");
@@ -526,7 +657,7 @@ mod tests {
     fn a_slow_pull_takes_a_slot_from_a_fast_one_only_if_that_cannot_take_it_back() {
         for is_urgent in [true, false] {
             let scheduler = Scheduler::new(2, SlotRecall::LargestShare);
-            let (pod, held) = (QueuePriority::new(true), QueuePriority::new(is_urgent));
+            let (pod, held) = (demand(true), demand(is_urgent));
             let slow = pull("slow.example/a", &pod);
             let granted = scheduler.acquire(&slow).now_or_never().expect("it is free");
             granted.set_slow(true);
@@ -543,8 +674,8 @@ mod tests {
 
     #[test]
     fn a_free_slot_is_for_the_registry_with_the_fewest() {
-        let scheduler = Scheduler::new(2, SlotRecall::OwnRate);
-        let urgent = QueuePriority::new(true);
+        let scheduler = Scheduler::new(2, SlotRecall::Never);
+        let urgent = demand(true);
         let pulls =
             ["a.example/a", "a.example/b", "a.example/c", "b.example/a"].map(|name| pull(name, &urgent));
         let mut taken = pulls.each_ref().map(|pull| Box::pin(scheduler.acquire(pull)));
@@ -557,7 +688,15 @@ mod tests {
     }
 
     fn layer(repository: &str) -> ScheduledWork {
-        ScheduledWork::layer(repository.split('/').next().unwrap_or_default(), repository)
+        layer_of("", repository)
+    }
+
+    fn layer_of(namespace: &str, repository: &str) -> ScheduledWork {
+        ScheduledWork::layer(
+            &Callers::new(namespace),
+            repository.split('/').next().unwrap_or_default(),
+            repository,
+        )
     }
 
     fn now_or_never(scheduler: &Scheduler, repository: &str) -> Option<WorkSlot> {
@@ -594,8 +733,10 @@ mod tests {
         let mut window = RateWindow::new(minimum.window);
         let received = move |now: Instant| (now - start).as_secs() * bytes_per_second;
         granted
-            .gives_way(minimum, |now| {
-                window.observe(now, received(now)).map(|rate| rate < minimum.bytes_per_second)
+            .gives_way(minimum, |now| match window.observe(now, received(now)) {
+                None => WorkRate::Unmeasured,
+                Some(rate) if rate < minimum.bytes_per_second => WorkRate::Slow,
+                Some(_) => WorkRate::Fast,
             })
             .await;
     }
@@ -652,6 +793,81 @@ mod tests {
         assert_eq!(slots.each_ref().map(is_recalled), [false, false]);
         slots[1].set_slow(true);
         assert_eq!(slots.each_ref().map(is_recalled), [false, true]);
+    }
+
+    #[test]
+    fn a_caller_with_many_registries_has_one_share() {
+        let scheduler = Scheduler::new(2, SlotRecall::Never);
+        let hostile = ["a.example/a", "b.example/a", "c.example/a"].map(|name| layer_of("hostile", name));
+        let honest = layer_of("honest", "d.example/a");
+        let mut taken = hostile.each_ref().map(|work| Box::pin(scheduler.acquire(work)));
+        let [first, _second, third] = taken.each_mut().map(FutureExt::now_or_never);
+        let mut waiting = Box::pin(scheduler.acquire(&honest));
+        assert!(first.is_some() && third.is_none() && (&mut waiting).now_or_never().is_none());
+        drop(first);
+        assert!(waiting.now_or_never().is_some(), "the other caller has a slot");
+    }
+
+    #[test]
+    fn a_pull_of_several_callers_counts_for_the_one_with_the_fewest_slots() {
+        let scheduler = Scheduler::new(2, SlotRecall::Never);
+        let hostile = WorkDemand::new(true, Callers::new("hostile"));
+        let joined = WorkDemand::new(true, Callers::new("hostile"));
+        let [one, two, three] =
+            ["a.example/a", "b.example/a", "c.example/a"].map(|name| pull(name, &hostile));
+        let (first, _second) = (
+            scheduler.acquire(&one).now_or_never().expect("it is free"),
+            scheduler.acquire(&two).now_or_never().expect("it is free"),
+        );
+        let both = pull("d.example/a", &joined);
+        let (mut three, mut both) = (Box::pin(scheduler.acquire(&three)), Box::pin(scheduler.acquire(&both)));
+        assert!((&mut three).now_or_never().is_none() && (&mut both).now_or_never().is_none());
+        joined.add(&WorkDemand::new(true, Callers::new("honest")));
+        drop(first);
+        assert!(three.now_or_never().is_none());
+        assert!(both.now_or_never().is_some());
+    }
+
+    #[test]
+    fn callers_of_a_pull_are_those_of_its_layers_and_a_layer_has_others_as_well() {
+        let pull = Callers::new("hostile");
+        let [wanted, other] = [pull.of_part(), pull.of_part()];
+        wanted.add(&Callers::new("waits for this layer"));
+        pull.add(&Callers::new("joins the pull"));
+        assert_eq!([&pull, &wanted, &other].map(|callers| callers.hashes().len()), [2, 3, 2]);
+        assert!(other.contains(hash("joins the pull")) && !other.contains(hash("waits for this layer")));
+    }
+
+    /// The running work that is recalled when layers of these callers run and one of `honest` waits.
+    fn recalled_for_honest(running: &[&str], rate: WorkRate) -> Vec<bool> {
+        let scheduler = Scheduler::new(running.len(), SlotRecall::TimeSlice);
+        let name = |at: usize| format!("r{at}.example/a");
+        let take = |(at, namespace): (usize, &&str)| {
+            scheduler.acquire(&layer_of(namespace, &name(at))).now_or_never().expect("it is free")
+        };
+        let slots: Vec<_> = running.iter().enumerate().map(take).collect();
+        let waiting = layer_of("honest", "honest.example/a");
+        let mut waiting = Box::pin(scheduler.acquire(&waiting));
+        assert!((&mut waiting).now_or_never().is_none());
+        assert!(!slots.iter().any(is_recalled), "no slice has ended");
+        for slot in &slots {
+            scheduler.state().observe(slot.id, rate);
+        }
+        slots.iter().map(is_recalled).collect()
+    }
+
+    #[test]
+    fn a_slot_is_recalled_after_its_slice_for_a_caller_with_a_smaller_share() {
+        use WorkRate::{Fast, Received, Unmeasured};
+        assert_eq!(recalled_for_honest(&["hostile"; 2], Fast), [true, false], "whatever its rate");
+        assert_eq!(recalled_for_honest(&["hostile"; 2], Unmeasured), [false; 2]);
+        assert_eq!(recalled_for_honest(&["hostile"; 2], Received), [false; 2], "all of it is unpacked again");
+        assert_eq!(recalled_for_honest(&["hostile", "other"], Fast), [true, false], "it has no slot");
+        let hostile = ["honest", "hostile", "hostile"];
+        assert_eq!(recalled_for_honest(&hostile, Fast), [false; 3], "the two would change places");
+        let hostile = ["honest", "hostile", "hostile", "hostile"];
+        assert_eq!(recalled_for_honest(&hostile, Fast), [false, true, false, false]);
+        assert_eq!(recalled_for_honest(&["honest"; 2], Fast), [false; 2]);
     }
 
     #[test]

@@ -1,11 +1,12 @@
-//! Pull slots are shared between registries, and never more pulls run than `maxParallelImagePulls`. Time is simulated.
+//! Pull slots are shared between namespaces and registries, and never more pulls run than `maxParallelImagePulls`. Time
+//! is simulated.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
 use larder::backend::MinimumRate;
-use larder::pod::Pod;
+use larder::pod::{Pod, SandboxConfig};
 use larder::pull::{EnsureError, EnsureRequest, EnsuredImage, ImageManager, PullConfig, PullPolicy};
 use larder_testkit::fake_backend::{FakeBackend, ScriptedPull};
 use tokio::task::JoinHandle;
@@ -40,7 +41,15 @@ impl SlotFixture {
     }
 
     async fn start(&self, image: &str) -> JoinHandle<Result<EnsuredImage, EnsureError>> {
-        let request = EnsureRequest::new(image, PullPolicy::IfNotPresent, Pod::default());
+        self.start_for("", image).await
+    }
+
+    async fn start_for(&self, namespace: &str, image: &str) -> JoinHandle<Result<EnsuredImage, EnsureError>> {
+        let pod = Pod { namespace: namespace.into(), ..Pod::default() };
+        let request = EnsureRequest {
+            sandbox: Some(SandboxConfig::of(&pod)),
+            ..EnsureRequest::new(image, PullPolicy::IfNotPresent, pod)
+        };
         let manager = self.manager.clone();
         let task = tokio::spawn(async move { manager.ensure(&request).await });
         settle().await;
@@ -99,6 +108,30 @@ async fn pulls_below_the_minimum_rate_give_their_slots_to_waiting_pulls() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_fast_pull_gives_its_slot_to_another_namespace_after_a_time_slice() {
+    let (window, rate) = (MinimumRate::default().window, MinimumRate::default().bytes_per_second);
+    for (namespace, slots, gives_way) in [("honest", 1, true), ("honest", 2, true), ("hostile", 1, false)] {
+        let node = SlotFixture::with_slots(slots, true);
+        for n in 0..slots {
+            let image = format!("r{n}.example/app:1");
+            let received = |n: u64| (n + 1) * window.as_secs() * rate;
+            let pull = ScriptedPull::ok("sha256:hostile", 1);
+            let endless =
+                (0..100).fold(pull, |pull, n| pull.progress(received(n), Some(1 << 40)).after(window / 2));
+            node.backend.on_pull_of(&image, endless);
+            node.start_for("hostile", &image).await;
+        }
+        time::sleep(window / 2).await;
+        let _other = node.start_for(namespace, OTHER).await;
+        // With several slots, the other namespace gets one at once.
+        assert_eq!(node.backend.counts().canceled, usize::from(slots > 1));
+        time::sleep(window).await;
+        assert_eq!(node.finish(OTHER), gives_way);
+        assert_eq!(node.backend.counts().most_at_once, slots as usize);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_slow_pull_that_gave_its_slot_away_does_not_take_it_back() {
     let node = SlotFixture::with_slots(2, true);
     let (window, rate) = (MinimumRate::default().window, MinimumRate::default().bytes_per_second);
@@ -129,7 +162,7 @@ async fn a_pull_that_would_start_over_is_never_stopped_for_another() {
     for n in 0..6 {
         node.start(&format!("slow.example/app{n}:1")).await;
     }
-    let _other = node.start(OTHER).await;
+    let _other = node.start_for("other", OTHER).await;
     time::sleep(Duration::from_secs(3600)).await;
     assert_eq!((node.backend.counts().canceled, node.backend.counts().started), (0, 4));
     assert!(node.finish("slow.example/app2:1"));

@@ -10,7 +10,7 @@ use std::time::Duration;
 use larder::backend::LayerPhase;
 use larder::reference::Digest;
 use larder::retry::{RetryAdvice, RetryPolicy, retry};
-use larder::scheduler::ScheduledWork;
+use larder::scheduler::{Callers, ScheduledWork};
 use larder::trace_context;
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -75,13 +75,13 @@ impl LayerOrigin {
         ClaimRequest::new(self.blob(planned), planned.diff_id.clone(), &planned.chain_id)
     }
 
-    /// The fetch of a layer, for the scheduler.
-    fn work(&self) -> ScheduledWork {
+    /// The fetch of a layer for these callers, for the scheduler.
+    fn work(&self, callers: &Callers) -> ScheduledWork {
         match self {
             LayerOrigin::Registry { session, .. } => {
-                ScheduledWork::layer(session.image().registry(), session.image().name())
+                ScheduledWork::layer(callers, session.image().registry(), session.image().name())
             }
-            LayerOrigin::Import { .. } => ScheduledWork::layer("", ""),
+            LayerOrigin::Import { .. } => ScheduledWork::layer(callers, "", ""),
         }
     }
 
@@ -148,11 +148,11 @@ impl FetchStop {
 }
 
 impl LayerFetch {
-    /// Fetches and unpacks the layer within the bounds of the scheduler. It gives its slot to other layers while it is slow,
-    /// and continues behind them.
+    /// Fetches and unpacks the layer within the bounds of the scheduler. It gives its slot to other layers that need it
+    /// more, and continues behind them.
     pub(super) async fn run(self) -> Result<StagedLayer, PullError> {
         let span = layer_span(&self.planned);
-        let work = self.origin.work();
+        let work = self.origin.work(self.progress.callers());
         let policy = RetryPolicy::unlimited(BUSY_RETRY, BUSY_RETRY);
         let fetch = retry(&policy, &(), FetchStop::advice, || self.fetch_in_slot(&work));
         let fetched = Box::pin(fetch).instrument(span.clone()).await.map_err(|stop| match stop {
@@ -173,8 +173,8 @@ impl LayerFetch {
         self.progress.set_queued(false, Instant::now());
         tokio::select! {
             fetched = self.fetch() => fetched.map_err(FetchStop::Failed),
-            () = slot.gives_way(config.minimum_rate, |now| self.progress.observe(now)) => {
-                tracing::info!("a slow fetch gives way to layers that wait for its slot");
+            () = slot.gives_way(config.minimum_rate, |now| self.progress.rate(now)) => {
+                tracing::info!("a fetch gives way to layers that wait for its slot");
                 self.origin.note(&self.planned, LayerPhase::Queued);
                 Err(FetchStop::GaveWay)
             }

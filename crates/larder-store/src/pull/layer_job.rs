@@ -155,9 +155,10 @@ impl StorePuller {
         plan: &PullPlan,
     ) -> Result<Vec<ClaimOutcome>, PullError> {
         let (store, minimum) = (self.store.clone(), self.config.minimum_rate);
+        let callers = origin.progress().callers().clone();
         let requests: Vec<_> = plan.layers.iter().map(|layer| origin.request(layer)).collect();
         let claim = move || {
-            let progress = || FetchProgress::new(minimum, Instant::now());
+            let progress = || FetchProgress::new(minimum, &callers, Instant::now());
             let claims = requests.iter().map(|request| store.claim_for(request, progress()));
             claims.collect::<Result<Vec<_>, StoreError>>()
         };
@@ -253,7 +254,8 @@ impl LayerJobs<'_> {
     /// Claims a layer that another pull gave up, or that must be fetched for this chain.
     async fn claim_again(&mut self, at: usize) -> Result<(), PullError> {
         let (store, request) = (self.puller.store.clone(), self.jobs[at].request.clone());
-        let progress = FetchProgress::new(self.puller.config.minimum_rate, Instant::now());
+        let callers = self.origin.progress().callers();
+        let progress = FetchProgress::new(self.puller.config.minimum_rate, callers, Instant::now());
         let outcome = self.worker.blocking(move || store.claim_for(&request, progress)).await??;
         if matches!(outcome, ClaimOutcome::Wait(_)) {
             self.release_claims();

@@ -67,7 +67,8 @@ pub struct StorePullConfig {
     /// Bounds the layers that are fetched and unpacked at the same time, over all pulls. Default
     /// [`LAYERS_AT_ONCE`](StorePullConfig::LAYERS_AT_ONCE) of one registry. Each layer takes up to 3 MiB of memory.
     pub scheduler: Scheduler,
-    /// A layer that is fetched more slowly gives way to pulls that wait for it or for its slot. Default 64 KiB/s over 10 s.
+    /// A layer that is fetched more slowly gives way to pulls that wait for it or for its slot; any other one, after
+    /// this time, to those of a namespace with fewer slots. Default 64 KiB/s over 10 s.
     pub minimum_rate: MinimumRate,
     /// Space to leave free on the store's filesystem. A pull or load is refused if even its least estimate does not fit
     /// beside the reserve; one that takes more fails when it would use up the reserve. Default 64 MiB and 1,000 inodes.

@@ -8,6 +8,7 @@ use larder::backend::{
     ByteProgress, LayerPhase, LayerProgress, ProgressReporter, PullDetail, PullStep, PullWait, RateWindow,
 };
 use larder::reference::Digest;
+use larder::scheduler::Callers;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
@@ -148,6 +149,11 @@ impl PullProgress {
             FetchNotice::Host(_) | FetchNotice::Waiting(_) | FetchNotice::Resumed => return,
         }
         self.reporter.set(self.bytes());
+    }
+
+    /// The callers that wait for the pull.
+    pub(super) fn callers(&self) -> &Callers {
+        self.reporter.callers()
     }
 
     /// Sets that all layers are present.

@@ -162,6 +162,7 @@ impl<L> LayerClaims<L> {
         let (claims, fetch) = (self.clone(), request.fetch());
         if let Some(shared) = fetches.get(&fetch) {
             let shared = Arc::clone(shared);
+            shared.progress.callers().add(progress.callers());
             return Err(LayerWait { shared, request: Box::new(request.clone()) });
         }
         let (repository, progress) = (request.source.repository.clone(), Arc::new(progress));
@@ -244,6 +245,7 @@ mod tests {
     use std::time::Duration;
 
     use larder::backend::MinimumRate;
+    use larder::scheduler::Callers;
 
     use super::*;
 
@@ -254,7 +256,7 @@ mod tests {
     ) -> Claimed<LayerClaim<u8>, LayerWait<u8>, u8> {
         let diff_id = Digest::sha256(layer);
         let request = ClaimRequest::new(BlobSource::archive(diff_id.clone(), 1), diff_id.clone(), &diff_id);
-        let progress = FetchProgress::new(MinimumRate::default(), Instant::now());
+        let progress = FetchProgress::new(MinimumRate::default(), &Callers::new(""), Instant::now());
         claims.claim::<Infallible>(&request, progress, |_| Ok(present())).expect("no error")
     }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use larder::backend::{MinimumRate, RateWindow};
+use larder::scheduler::{Callers, WorkRate};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
@@ -13,6 +14,8 @@ use crate::unpack::UnpackProgress;
 #[derive(Debug)]
 pub(crate) struct FetchProgress {
     minimum: MinimumRate,
+    /// The callers of its pull, and of the pulls that wait for the layer.
+    callers: Callers,
     /// True while the fetch waits for a slot.
     queued: AtomicBool,
     /// Received bytes, and those unpacked in earlier attempts.
@@ -38,16 +41,22 @@ impl RemainingUnpack {
 }
 
 impl FetchProgress {
-    pub(crate) fn new(minimum: MinimumRate, now: Instant) -> FetchProgress {
+    pub(crate) fn new(minimum: MinimumRate, callers: &Callers, now: Instant) -> FetchProgress {
         let mut window = RateWindow::new(minimum.window);
         window.begin(now, 0);
         FetchProgress {
             minimum,
+            callers: callers.of_part(),
             queued: AtomicBool::default(),
             counted: AtomicU64::default(),
             unpacking: Mutex::default(),
             window: Mutex::new(window),
         }
+    }
+
+    /// The callers that the layer is fetched for.
+    pub(crate) fn callers(&self) -> &Callers {
+        &self.callers
     }
 
     /// Notes that it waits for a slot, or that it has one, from when its rate is measured.
@@ -95,9 +104,19 @@ impl FetchProgress {
 
     /// Returns true if the fetch was slower than the minimum over the last whole window; `None` before the end of the
     /// first one.
-    pub(crate) fn observe(&self, now: Instant) -> Option<bool> {
+    fn observe(&self, now: Instant) -> Option<bool> {
         let total = self.total();
         self.window().observe(now, total).map(|rate| rate < self.minimum.bytes_per_second)
+    }
+
+    /// The rate over the last whole window, for the scheduler.
+    pub(crate) fn rate(&self, now: Instant) -> WorkRate {
+        match self.observe(now) {
+            None => WorkRate::Unmeasured,
+            Some(true) => WorkRate::Slow,
+            Some(false) if self.unpacking().is_some() => WorkRate::Received,
+            Some(false) => WorkRate::Fast,
+        }
     }
 
     /// Returns true if pulls from elsewhere should not wait for this fetch. One that waits for a slot of their registry is as
@@ -116,7 +135,7 @@ mod tests {
     /// Whether a fetch at this rate is slow after each of so many seconds.
     fn slow(rate: u64, seconds: u64) -> Vec<bool> {
         let start = Instant::now();
-        let progress = FetchProgress::new(MinimumRate::default(), start);
+        let progress = FetchProgress::new(MinimumRate::default(), &Callers::new(""), start);
         let observed = (0..=seconds).map(|second| {
             let now = start + Duration::from_secs(second);
             let slow = progress.is_slow(now);
@@ -139,7 +158,7 @@ mod tests {
     fn bytes_that_are_received_and_unpacked_count_once() {
         let (start, half) = (Instant::now(), MinimumRate::default().bytes_per_second / 2);
         let at = |seconds| start + Duration::from_secs(seconds);
-        let progress = FetchProgress::new(MinimumRate::default(), start);
+        let progress = FetchProgress::new(MinimumRate::default(), &Callers::new(""), start);
         let unpacking = Arc::<UnpackProgress>::default();
         for second in 1..=10 {
             progress.add_received(half, at(second));
@@ -155,7 +174,7 @@ mod tests {
     #[test]
     fn the_time_before_a_slot_does_not_make_a_fetch_slow() {
         let start = Instant::now();
-        let progress = FetchProgress::new(MinimumRate::default(), start);
+        let progress = FetchProgress::new(MinimumRate::default(), &Callers::new(""), start);
         let at = |seconds| start + Duration::from_secs(seconds);
         progress.set_queued(true, at(0));
         assert!(![0, 300].map(|seconds| progress.is_slow(at(seconds))).contains(&true));
@@ -166,7 +185,7 @@ mod tests {
     #[test]
     fn without_a_minimum_no_fetch_is_slow() {
         let (start, none) = (Instant::now(), MinimumRate { bytes_per_second: 0, ..MinimumRate::default() });
-        let progress = FetchProgress::new(none, start);
+        let progress = FetchProgress::new(none, &Callers::new(""), start);
         let slow = |seconds| progress.is_slow(start + Duration::from_secs(seconds));
         assert_eq!([0, 10, 20].map(slow), [false; 3]);
     }

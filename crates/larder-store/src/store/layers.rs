@@ -11,6 +11,7 @@ use std::sync::{Arc, Weak};
 
 use larder::backend::MinimumRate;
 use larder::reference::Digest;
+use larder::scheduler::Callers;
 use larder::threads::in_place;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
@@ -268,7 +269,7 @@ impl Store {
     ) -> Result<ClaimOutcome, StoreError> {
         self.claim_for(
             &ClaimRequest::new(source.clone(), diff_id.clone(), chain_id),
-            FetchProgress::new(MinimumRate::default(), Instant::now()),
+            FetchProgress::new(MinimumRate::default(), &Callers::new(""), Instant::now()),
         )
     }
 

@@ -11,7 +11,7 @@ use crate::hint::Hint;
 use crate::pod::SandboxConfig;
 use crate::records::{RecordedCredentials, RecordsError};
 use crate::reference::ImageId;
-use crate::scheduler::QueuePriority;
+use crate::scheduler::{Callers, WorkDemand};
 
 /// The result of [`ImageManager::pull_directly`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,12 +48,14 @@ impl ImageManager {
         let spec = ImageSpec { image, ..spec };
         let intent = PullIntentGuard::begin(self.records.as_deref(), &asked).await.map_err(no_intent)?;
         let credentials = credential.into_iter().collect();
+        let namespace = sandbox.as_ref().map_or("", |sandbox| &sandbox.namespace);
+        let demand = WorkDemand::new(true, Callers::new(namespace));
         let job = PullJob {
             spec,
             credentials,
             sandbox,
             credential_owner: CredentialOwner::Caller,
-            urgency: QueuePriority::new(true),
+            demand,
             hide_in: None,
         };
         let start = Instant::now();

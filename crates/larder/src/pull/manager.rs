@@ -34,7 +34,7 @@ use crate::image_service::ImageService;
 use crate::records::{PullRecords, RecordedCredentials};
 use crate::reference::{ImageId, ImageName};
 use crate::retention::RemovalGate;
-use crate::scheduler::QueuePriority;
+use crate::scheduler::{Callers, WorkDemand};
 
 /// Makes images present, by kubelet's rules. Calls may overlap; dropping one abandons it.
 pub struct ImageManager {
@@ -345,13 +345,13 @@ impl ImageManager {
         }
         self.event(request, EventType::Normal, EventReason::Pulling, &format!("Pulling image {quoted}"));
 
-        let (sandbox, urgency) =
-            (request.sandbox.clone(), QueuePriority::new(request.priority == Priority::Pod));
+        let sandbox = request.sandbox.clone();
+        let namespace = sandbox.as_ref().map_or("", |sandbox| &sandbox.namespace);
+        let demand = WorkDemand::new(request.priority == Priority::Pod, Callers::new(namespace));
         let hidden = self.prefetch_credentials.hidden();
         let hide_in = hidden.filter(|_| request.ahead_of_kubelet && !credentials.is_empty());
         let credential_owner = CredentialOwner::Pod;
-        let job =
-            PullJob { spec, credentials, sandbox, credential_owner, urgency, hide_in: hide_in.cloned() };
+        let job = PullJob { spec, credentials, sandbox, credential_owner, demand, hide_in: hide_in.cloned() };
         let shared = self.pull_shared(&job).await;
 
         let total_duration = start.elapsed();

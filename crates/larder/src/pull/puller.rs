@@ -28,7 +28,7 @@ use crate::image_service::{ImageService, PullAttemptsError, PulledImage};
 use crate::pod::SandboxConfig;
 use crate::reference::{ImageId, Reference};
 use crate::retention::{LeasePurpose, RemovalGate, RemovalGuard};
-use crate::scheduler::{QueuePriority, ScheduledWork, Scheduler, SlotRecall, WorkSlot};
+use crate::scheduler::{ScheduledWork, Scheduler, SlotRecall, WorkDemand, WorkRate, WorkSlot};
 
 /// Retries of a pull that ended with "not found". An image that is not in the registry fails each time.
 const MISSES: u32 = 2;
@@ -42,8 +42,8 @@ pub(super) struct PullJob {
     pub(super) credentials: Vec<Credential>,
     pub(super) sandbox: Option<SandboxConfig>,
     pub(super) credential_owner: CredentialOwner,
-    /// Its priority in the queue.
-    pub(super) urgency: QueuePriority,
+    /// Demand for it, which decides its place in the queue.
+    pub(super) demand: WorkDemand,
     /// Where the image is hidden if it is pulled with one of the credentials.
     pub(super) hide_in: Option<Arc<HiddenImages>>,
 }
@@ -195,14 +195,14 @@ struct PullSlots {
 impl ImagePuller {
     pub(super) fn new(images: ImageService, config: &PullConfig, now: Instant) -> Self {
         let minimum = images.backend().minimum_rate();
+        // A stopped pull would start from the beginning where the backend does not continue it.
+        let recall = minimum.map_or(SlotRecall::Never, |_| SlotRecall::LargestShare);
         let slots = match (config.serialize_image_pulls, config.max_parallel_image_pulls) {
             (true, _) => Some(PullSlots {
-                scheduler: Scheduler::new(1, SlotRecall::OwnRate),
+                scheduler: Scheduler::new(1, recall),
                 setting: "earlier pulls (serializeImagePulls)",
             }),
             (false, Some(bound)) => {
-                // A stopped pull would start from the beginning where the backend does not continue it.
-                let recall = minimum.map_or(SlotRecall::OwnRate, |_| SlotRecall::LargestShare);
                 let scheduler = Scheduler::new(bound.get() as usize, recall);
                 Some(PullSlots { scheduler, setting: "a pull slot (maxParallelImagePulls)" })
             }
@@ -353,7 +353,7 @@ impl ImagePuller {
         let name = Reference::parse(job.spec.image.as_str()).ok();
         let registry = name.as_ref().map_or("", Reference::registry);
         let repository = name.as_ref().map_or("", Reference::name);
-        let work = ScheduledWork::pull(registry, repository, &job.urgency);
+        let work = ScheduledWork::pull(registry, repository, &job.demand);
         Some(scheduler.acquire_from(&work, arrival).await)
     }
 
@@ -361,13 +361,17 @@ impl ImagePuller {
     async fn gives_way(&self, slot: Option<&WorkSlot>, entry: &PullTrackerEntry) {
         let (Some(slot), Some(minimum)) = (slot, self.minimum) else { return future::pending().await };
         let mut window = RateWindow::new(minimum.window);
-        let is_slow = |now| {
+        let rate = |now| {
             let bytes = entry.bytes();
-            let rate = window.observe(now, bytes.done)?;
             let is_fetched = bytes.total.is_some_and(|total| bytes.done >= total);
-            Some(rate < minimum.bytes_per_second && !is_fetched)
+            match window.observe(now, bytes.done) {
+                None => WorkRate::Unmeasured,
+                Some(rate) if rate < minimum.bytes_per_second && !is_fetched => WorkRate::Slow,
+                Some(_) if is_fetched || entry.is_unpacking() => WorkRate::Received,
+                Some(_) => WorkRate::Fast,
+            }
         };
-        slot.gives_way(minimum, is_slow).await;
+        slot.gives_way(minimum, rate).await;
     }
 
     /// Dropping the backend's pull cancels it. `spent` is the time before the pull gave way.
@@ -377,7 +381,7 @@ impl ImagePuller {
         entry: &PullTrackerEntry,
         spent: Duration,
     ) -> Result<PulledImage, PullerError> {
-        let progress = entry.progress();
+        let progress = entry.progress().for_callers(job.demand.callers());
         let pull = self.images.pull(&job.spec, &job.credentials, job.sandbox.as_ref(), &progress);
         match self.timeout {
             None => Ok(pull.await?),

@@ -19,7 +19,7 @@ use tracing::instrument::Instrumented;
 use super::puller::{CredentialOwner, PullJob, PullOutcome};
 use crate::credentials::Credential;
 use crate::reference::ImageName;
-use crate::scheduler::QueuePriority;
+use crate::scheduler::WorkDemand;
 
 /// Identity of a pull: the name as sent to the runtime, the runtime handler, and whether the image is hidden.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -130,7 +130,7 @@ struct OngoingPull {
     /// Closed at its end.
     ended: watch::Receiver<()>,
     outcome: WeakShared<BoxFuture<'static, Arc<SharedPullResult>>>,
-    urgency: QueuePriority,
+    demand: WorkDemand,
     span: Span,
 }
 
@@ -158,7 +158,7 @@ pub(super) struct SharedPulls {
 }
 
 impl SharedPulls {
-    /// Joins the in-flight pull of this image and raises its priority, or starts one with `pull`.
+    /// Joins the in-flight pull of this image and adds its demand, or starts one with `pull`.
     pub(super) fn join(
         &self,
         job: &PullJob,
@@ -177,7 +177,7 @@ impl SharedPulls {
             Some((ongoing, joined))
         });
         if let Some((ongoing, joined)) = joinable {
-            ongoing.urgency.raise_to(&job.urgency);
+            ongoing.demand.add(&job.demand);
             // It is in the trace of the first caller: the others' traces and it refer to each other.
             let caller = Span::current();
             caller.follows_from(&ongoing.span);
@@ -200,8 +200,8 @@ impl SharedPulls {
         .boxed()
         .shared();
         if let Some(weak) = outcome.downgrade() {
-            let (credentials, urgency) = (job.credentials.clone(), job.urgency.clone());
-            let ongoing = OngoingPull { number, credentials, ended, outcome: weak, urgency, span };
+            let (credentials, demand) = (job.credentials.clone(), job.demand.clone());
+            let ongoing = OngoingPull { number, credentials, ended, outcome: weak, demand, span };
             ongoing_pulls.insert(key, ongoing);
         }
         JoinedPull::Started(outcome)

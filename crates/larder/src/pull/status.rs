@@ -10,7 +10,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::backend::{ByteProgress, ProgressReporter, PullDetail};
+use crate::backend::{ByteProgress, LayerPhase, ProgressReporter, PullDetail};
 use crate::progress::{DetailProvider, ProgressListener};
 use crate::reference::ImageName;
 
@@ -161,6 +161,13 @@ impl PullTrackerEntry {
     /// Its progress; zero until the backend reports it.
     pub(super) fn bytes(&self) -> ByteProgress {
         self.status.borrow().bytes.unwrap_or_default()
+    }
+
+    /// Returns true if the backend reports that a layer is completely fetched and still unpacked.
+    pub(super) fn is_unpacking(&self) -> bool {
+        let describe = self.describe.lock().clone();
+        let layers = describe.map(|describe| describe().layers).unwrap_or_default();
+        layers.iter().any(|layer| layer.phase == LayerPhase::Unpacking)
     }
 
     /// A reporter that updates this entry. A later one replaces the first.

@@ -77,10 +77,11 @@ settings! {
     "store.layersAtOnce": CountCodec<64> => store.layers_at_once, Restart;
 
     /// Bytes per second. A layer or pull that is slower gives way to other pulls that wait for it or for its slot.
-    /// Without waiting pulls, it may be slower. 0: it never gives way.
+    /// Without waiting pulls, it may be slower. 0: no layer or pull gives way.
     "store.minimumRate": ByteSizeCodec<0> => store.minimum_rate.bytes_per_second, Restart;
 
-    /// Time over which the rate of `store.minimumRate` is measured.
+    /// Time over which the rate of `store.minimumRate` is measured, and after which a layer or pull of any rate gives
+    /// way to those for pods of a namespace with fewer slots.
     "store.minimumRateWindow": DurationCodec<1> => store.minimum_rate.window, Restart;
 
     /// Space that stays free on the store's filesystem. A pull or load whose minimum size does not fit is rejected; one
