@@ -27,6 +27,9 @@ const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 /// Enough for a pull on a busy machine, and far less than a slow layer takes.
 const SOON: Duration = Duration::from_secs(60);
 
+/// Window of the minimum rate, and a time slice.
+const WINDOW: Duration = Duration::from_millis(1500);
+
 struct Node {
     _dir: TempDir,
     puller: StorePuller,
@@ -42,7 +45,7 @@ impl Node {
         let store = Store::open(&dir.path().join("store"), StoreConfig::default()).unwrap();
         let config =
             RegistryConfig { config_dirs: Vec::new(), proxy: Proxy::None, ..RegistryConfig::default() };
-        let minimum_rate = MinimumRate { bytes_per_second, window: Duration::from_millis(1500) };
+        let minimum_rate = MinimumRate { bytes_per_second, window: WINDOW };
         let pulls = StorePullConfig { minimum_rate, ..StorePullConfig::default() };
         Node { _dir: dir, puller: StorePuller::new(store, RegistryClient::new(config), pulls) }
     }
@@ -71,7 +74,11 @@ impl Node {
 }
 
 fn layer(name: &str, byte: u8) -> Vec<u8> {
-    TarBuilder::new().with(TarBuilderEntry::file(name, vec![byte; 3 << 20])).finish()
+    layer_of(name, byte, 3 << 20)
+}
+
+fn layer_of(name: &str, byte: u8, bytes: usize) -> Vec<u8> {
+    TarBuilder::new().with(TarBuilderEntry::file(name, vec![byte; bytes])).finish()
 }
 
 /// The layer in one zstd frame with a window of 128 MiB, which is all the memory that such windows may have.
@@ -85,8 +92,13 @@ fn in_the_largest_window(layer: &[u8]) -> Vec<u8> {
 
 /// Serves these layers at 800 bytes per second.
 fn slow_down(registry: &FaultRegistry, layers: &[String]) {
+    trickle(registry, layers, 80);
+}
+
+/// Serves these layers so many bytes at a time, ten times per second.
+fn trickle(registry: &FaultRegistry, layers: &[String], bytes: u64) {
     for layer in layers {
-        let trickle = ResponseFault::Trickle(80, Duration::from_millis(100));
+        let trickle = ResponseFault::Trickle(bytes, Duration::from_millis(100));
         registry.fault(FaultTrigger::path(format!("/blobs/{layer}")), trickle);
     }
 }
@@ -145,22 +157,21 @@ async fn layers_of_many_registries_give_way_to_another_namespace_at_any_rate() {
     // All layers are faster.
     let (node, fast) = (Node::with_minimum(1), Arc::new(FaultRegistry::start()));
     let mut hostile = Vec::new();
-    for _ in 0..2 {
+    for _ in 0..8 {
         let registry = Arc::new(FaultRegistry::start());
-        let layers: Vec<_> = (0..4).map(|byte| layer(&registry.address(), byte)).collect();
-        let image = registry.put_image("slow", "1", PLAIN, &layers, &[]);
-        slow_down(&registry, &image.layers);
+        let layer = layer_of(&registry.address(), 1, 24 << 20);
+        let image = registry.put_image("slow", "1", PLAIN, &[layer], &[]);
+        trickle(&registry, &image.layers, 64 << 10); // 38 seconds
         hostile.push((node.pull_for("hostile", &registry, "slow:1"), registry));
     }
+    // A config each, and a layer in each of the eight slots.
     let all: Vec<_> = hostile.iter().map(|(_, registry)| registry.clone()).collect();
-    requested_of(all, "", 2 + 8).await;
+    requested_of(all, "", 8 + 8).await;
     fast.put_image("app", "1", PLAIN, &[layer("a", 11), layer("b", 12)], &[]);
-    // The layers are claimed by a pull that has no slot left.
+    // The layers are claimed by a pull that has no slot left, and gets none by another registry's name.
     let claimed = node.pull_for("hostile", &fast, "app:1");
     requested(&fast, "", 1).await;
-    tokio::time::sleep(Duration::from_millis(200)).await;
-    assert_eq!(fast.requests_for("/blobs/").len(), 1);
-    let pulled = tokio::time::timeout(SOON, node.pull_for("honest", &fast, "app:1")).await;
+    let pulled = tokio::time::timeout(Duration::from_secs(30), node.pull_for("honest", &fast, "app:1")).await;
     pulled.expect("the other namespace has its share").unwrap().unwrap();
     claimed.await.unwrap().unwrap();
     for (pulling, _registry) in hostile {

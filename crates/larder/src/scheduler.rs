@@ -31,42 +31,58 @@ pub struct Callers(Arc<CallerSet>);
 
 #[derive(Debug)]
 struct CallerSet {
-    /// Hashes of their names.
-    own: Mutex<BTreeSet<u64>>,
+    /// Hash of the first caller's name; none for a part of other work.
+    first: Option<u64>,
     /// The callers of the whole work, for a part of it.
     whole: Option<Callers>,
+    /// Callers of work that waits for this. They may grow too.
+    added: Mutex<Vec<Callers>>,
 }
 
 impl Callers {
-    /// Pods of one namespace. All work without a pod, as of commands and prefetch lists, has an empty one, and so one
-    /// caller.
+    /// Pods of one namespace. Work without a pod (commands, prefetch lists) shares one caller, the empty namespace.
     pub fn new(namespace: &str) -> Callers {
-        Callers(Arc::new(CallerSet { own: Mutex::new([hash(namespace)].into()), whole: None }))
+        let first = Some(hash(namespace));
+        Callers(Arc::new(CallerSet { first, whole: None, added: Mutex::default() }))
     }
 
     /// The callers of a part of this work, which may be added to for that part alone.
     #[must_use]
     pub fn of_part(&self) -> Callers {
-        Callers(Arc::new(CallerSet { own: Mutex::default(), whole: Some(self.clone()) }))
+        let whole = Some(self.clone());
+        Callers(Arc::new(CallerSet { first: None, whole, added: Mutex::default() }))
     }
 
-    /// Adds other callers of the same work, which counts for the one with the fewest slots.
+    /// Adds the callers of work that waits for this, also those that are added to it later; of a part, those of the whole.
+    /// This work counts for the one with the fewest slots.
     pub fn add(&self, other: &Callers) {
-        let added = other.hashes();
-        self.0.own.lock().extend(added);
+        let other = other.0.whole.as_ref().unwrap_or(other);
+        let mut added = self.0.added.lock();
+        if !added.iter().any(|known| known.is_same(other)) {
+            added.push(other.clone());
+        }
+    }
+
+    /// Whether both are the callers of the same work, or one caller each, which is the same.
+    fn is_same(&self, other: &Callers) -> bool {
+        let one = |callers: &Callers| callers.0.first.filter(|_| callers.0.added.lock().is_empty());
+        Arc::ptr_eq(&self.0, &other.0) || one(self).is_some_and(|caller| one(other) == Some(caller))
     }
 
     fn hashes(&self) -> BTreeSet<u64> {
-        let mut hashes = self.0.own.lock().clone();
-        if let Some(whole) = &self.0.whole {
-            hashes.extend(whole.hashes());
-        }
+        let mut hashes = BTreeSet::new();
+        self.collect(&mut hashes);
         hashes
     }
 
+    fn collect(&self, hashes: &mut BTreeSet<u64>) {
+        hashes.extend(self.0.first);
+        self.0.added.lock().iter().chain(&self.0.whole).for_each(|callers| callers.collect(hashes));
+    }
+
     fn contains(&self, hash: u64) -> bool {
-        let is_own = self.0.own.lock().contains(&hash);
-        is_own || self.0.whole.as_ref().is_some_and(|whole| whole.contains(hash))
+        let added = self.0.added.lock();
+        self.0.first == Some(hash) || added.iter().chain(&self.0.whole).any(|callers| callers.contains(hash))
     }
 }
 
@@ -120,7 +136,7 @@ impl ScheduledWork {
     }
 
     /// The fetch of a layer from a repository, which is named with its registry. A slow layer does not make others
-    /// slow, and is measured anew in its next slot.
+    /// slow, and is measured again in its next slot.
     pub fn layer(callers: &Callers, registry: &str, repository: &str) -> ScheduledWork {
         let work = ScheduledWork::pull(registry, repository, &WorkDemand::new(true, callers.clone()));
         ScheduledWork { is_slow: Some(Arc::default()), ..work }
@@ -136,12 +152,17 @@ impl ScheduledWork {
 #[derive(Debug)]
 struct WorkShares {
     callers: BTreeSet<u64>,
-    /// Of the caller, of several the one with the fewest; of the registry; of the repository.
-    slots: [usize; 3],
+    slots: SlotCounts,
 }
 
-/// The index of the caller's slots.
-const CALLER: usize = 0;
+/// Numbers of slots, in the order in which they decide.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct SlotCounts {
+    /// Of the caller; of several, of the one with the fewest.
+    caller: usize,
+    registry: usize,
+    repository: usize,
+}
 
 fn hash(name: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
@@ -170,7 +191,7 @@ pub enum WorkRate {
     Unmeasured,
     /// It was below the minimum rate in the last window.
     Slow,
-    /// It was not.
+    /// It was at that rate or faster in the last window.
     Fast,
     /// It has received all its bytes, and continues without its registry. It has no time slice, since it would begin to
     /// unpack from the start each time.
@@ -313,9 +334,10 @@ impl SchedulerState {
         let allowed = waiting.filter(|(_, waiting)| !self.has_all_slots(&waiting.work));
         let order = |(at, waiting): &(usize, &WaitingWork)| {
             let work = &waiting.work;
-            // Its slot would be recalled at once.
-            let waits_behind = self.recall != SlotRecall::Never && self.is_slow(work);
-            (!work.demand.is_urgent(), waits_behind, self.shares(work).slots, *at)
+            let slots = self.shares(work).slots;
+            let is_slow = self.recall != SlotRecall::Never && self.is_slow(work);
+            // Its slot would be recalled at once, unless it is the only one of its caller.
+            (!work.demand.is_urgent(), is_slow && slots.caller > 0, slots.caller, is_slow, slots, *at)
         };
         allowed.min_by_key(order).map(|(at, _)| at)
     }
@@ -339,7 +361,8 @@ impl SchedulerState {
     }
 
     /// The rank of running work among those that waiting work displaces; `None` if it does not. Slow work is first,
-    /// then work of other callers, of other registries, and of other repositories, by its share.
+    /// then work of other callers, of other registries, and of other repositories, by its share. Whatever its rate, a
+    /// caller keeps a slot while another one has more.
     fn recall_rank(
         &self,
         running: &RunningWork,
@@ -351,28 +374,30 @@ impl SchedulerState {
         let is_elsewhere = running.work.repository != waiting.repository;
         let is_slow = is_elsewhere && self.is_slow(&running.work);
         let waits_slow = is_elsewhere && self.is_slow(waiting);
-        if is_slow && !waits_slow {
+        let is_other_caller = shares.callers != own.callers;
+        let (rank, share, own) = if is_other_caller {
+            (3, shares.slots.caller, own.slots.caller)
+        } else if running.work.registry != waiting.registry {
+            (2, shares.slots.registry, own.slots.registry)
+        } else {
+            (1, shares.slots.repository, own.slots.repository)
+        };
+        if is_slow && !waits_slow && (!is_other_caller || share > own) {
             return Some((usize::MAX, 0));
         }
-        if waits_slow && !is_slow && running.work.may_displace(waiting) {
+        // Slow work takes a slot from faster work only as the first of its caller, and none that is the other's last.
+        let is_first = is_other_caller && own == 0 && share > 1;
+        if waits_slow && !is_slow && !is_first && running.work.may_displace(waiting) {
             return None;
         }
-        let level = if shares.callers != own.callers {
-            CALLER
-        } else if running.work.registry != waiting.registry {
-            1
-        } else {
-            2
-        };
-        let (share, own) = (shares.slots[level], own.slots[level]);
         let at_once = self.recall == SlotRecall::LargestShare;
         let is_displaced = if running.has_ended_slice {
             // With one slot less, the two would only change places.
-            share >= own + 2 || (level == CALLER && own == 0) || (at_once && is_slow)
+            share >= own + 2 || (is_other_caller && own == 0) || (at_once && is_slow)
         } else {
             at_once && own == 0 && share > 1
         };
-        is_displaced.then_some((shares.slots.len() - level, share))
+        is_displaced.then_some((rank, share))
     }
 
     fn is_slow(&self, work: &ScheduledWork) -> bool {
@@ -382,7 +407,7 @@ impl SchedulerState {
         }
     }
 
-    fn set_slow(&mut self, work: &ScheduledWork, is_slow: bool) {
+    fn note_slow(&mut self, work: &ScheduledWork, is_slow: bool) {
         match &work.is_slow {
             Some(flag) => flag.store(is_slow, Ordering::Relaxed),
             None if !is_slow => drop(self.slow.remove(&work.repository)),
@@ -392,9 +417,6 @@ impl SchedulerState {
                 }
                 self.slow.insert(work.repository);
             }
-        }
-        if is_slow {
-            self.grant();
         }
     }
 
@@ -407,11 +429,11 @@ impl SchedulerState {
         let callers = work.demand.callers.hashes();
         let of_caller =
             callers.iter().map(|caller| self.count(|running| running.demand.callers.contains(*caller)));
-        let slots = [
-            of_caller.min().unwrap_or_default(),
-            self.count(|running| running.registry == work.registry),
-            self.count(|running| running.repository == work.repository),
-        ];
+        let slots = SlotCounts {
+            caller: of_caller.min().unwrap_or_default(),
+            registry: self.count(|running| running.registry == work.registry),
+            repository: self.count(|running| running.repository == work.repository),
+        };
         WorkShares { callers, slots }
     }
 
@@ -427,11 +449,12 @@ impl SchedulerState {
         let ends_slice = is_measured && !running.has_ended_slice;
         running.has_ended_slice = is_measured;
         let work = running.work.clone();
+        let is_slow = rate == WorkRate::Slow;
         if rate != WorkRate::Unmeasured {
-            self.set_slow(&work, rate == WorkRate::Slow);
+            self.note_slow(&work, is_slow);
         }
         // Callers may have been added to waiting work since: one of the slots checks that.
-        if ends_slice || at == 0 {
+        if is_slow || ends_slice || at == 0 {
             self.grant();
         }
     }
@@ -463,7 +486,10 @@ impl WorkSlot {
         loop {
             tokio::select! {
                 () = self.recall.notified() => return,
-                _ = checks.tick() => self.scheduler.state().observe(self.id, rate(Instant::now())),
+                _ = checks.tick() => {
+                    let rate = rate(Instant::now());
+                    self.scheduler.state().observe(self.id, rate);
+                }
             }
         }
     }
@@ -472,7 +498,8 @@ impl WorkSlot {
     pub fn set_slow(&self, is_slow: bool) {
         let mut state = self.scheduler.state();
         if let Some(work) = state.work(self.id) {
-            state.set_slow(&work, is_slow);
+            state.note_slow(&work, is_slow);
+            state.grant();
         }
     }
 }
@@ -507,6 +534,19 @@ mod tests {
 
     fn is_recalled(slot: &WorkSlot) -> bool {
         slot.recall.notified().now_or_never().is_some()
+    }
+
+    #[test]
+    fn a_caller_that_joins_waiting_work_is_one_of_what_that_waits_for() {
+        let [first, second] = ["first", "second"].map(Callers::new);
+        let layer = first.of_part();
+        layer.add(&second.of_part());
+        let joined = Callers::new("joined");
+        second.add(&joined);
+        second.add(&Callers::new("joined"));
+        assert_eq!(second.0.added.lock().len(), 1, "many calls of one caller");
+        assert!(layer.contains(hash("joined")) && layer.hashes().len() == 3);
+        assert_eq!(first.hashes().len(), 1, "its other layers are not theirs");
     }
 
     #[test]

@@ -15,6 +15,9 @@ const OF_REGISTRY: usize = 4;
 /// Hostile callers: with the honest one, each has at least two slots, half of what one registry may have.
 const MAX_HOSTILE: u64 = 3;
 
+/// The rate of a registry in good order.
+const FAST: u64 = 10 << 20;
+
 /// A small deterministic random number generator.
 struct Dice(u64);
 
@@ -86,11 +89,11 @@ async fn attack(scheduler: Scheduler, caller: String, seed: u64) {
 }
 
 /// The time of a pull of these layers.
-async fn pull(scheduler: &Scheduler, registry: &str, layers: &[Duration]) -> Duration {
+async fn pull(scheduler: &Scheduler, registry: &str, bytes_per_second: u64, layers: &[Duration]) -> Duration {
     let (start, mut fetches) = (Instant::now(), JoinSet::new());
     for left in layers {
         let work = ScheduledWork::layer(&Callers::new("honest"), registry, &format!("{registry}/app"));
-        fetches.spawn(Layer { work, bytes_per_second: 10 << 20, left: *left }.fetch(scheduler.clone()));
+        fetches.spawn(Layer { work, bytes_per_second, left: *left }.fetch(scheduler.clone()));
     }
     fetches.join_all().await;
     start.elapsed()
@@ -104,7 +107,7 @@ async fn a_pull_takes_at_most_three_times_as_long_beside_hostile_callers() {
         let mut dice = Dice(seed);
         let layers: Vec<_> = (0..=dice.roll(12)).map(|_| Duration::from_secs(1 + dice.roll(60))).collect();
         let registry = dice.choose(&["honest.example", "shared.example"]);
-        let alone = pull(&Scheduler::for_layers(OF_REGISTRY), registry, &layers).await;
+        let alone = pull(&Scheduler::for_layers(OF_REGISTRY), registry, FAST, &layers).await;
 
         let (scheduler, mut hostile) = (Scheduler::for_layers(OF_REGISTRY), JoinSet::new());
         for caller in 0..=dice.roll(MAX_HOSTILE) {
@@ -115,8 +118,33 @@ async fn a_pull_takes_at_most_three_times_as_long_beside_hostile_callers() {
         }
         time::sleep(Duration::from_millis(dice.roll(60_000))).await;
         let limit = 3 * alone + slices;
-        let attacked = time::timeout(limit, pull(&scheduler, registry, &layers)).await;
+        let attacked = time::timeout(limit, pull(&scheduler, registry, FAST, &layers)).await;
         assert!(attacked.is_ok(), "seed {seed}: {} layers of {alone:?} not within {limit:?}", layers.len());
         hostile.shutdown().await;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pull_from_a_slow_registry_keeps_a_slot_beside_faster_callers() {
+    let window = MinimumRate::default().window + Duration::from_secs(1);
+    let (scheduler, mut hostile) = (Scheduler::for_layers(OF_REGISTRY), JoinSet::new());
+    for number in 0..24 {
+        let (scheduler, caller) = (scheduler.clone(), format!("fast{}", number % 2));
+        hostile.spawn(async move {
+            loop {
+                let registry = format!("{number}.{caller}.example");
+                let work =
+                    ScheduledWork::layer(&Callers::new(&caller), &registry, &format!("{registry}/app"));
+                let left = Duration::from_secs(7);
+                Layer { work, bytes_per_second: FAST, left }.fetch(scheduler.clone()).await;
+            }
+        });
+    }
+    time::sleep(window).await;
+    let layers = [20, 30, 40].map(Duration::from_secs);
+    let limit = layers.iter().sum::<Duration>() + 2 * window;
+    let slow = MinimumRate::default().bytes_per_second / 2;
+    let pulled = time::timeout(limit, pull(&scheduler, "slow.example", slow, &layers)).await;
+    assert!(pulled.is_ok(), "not within {limit:?}");
+    hostile.shutdown().await;
 }

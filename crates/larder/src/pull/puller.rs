@@ -19,7 +19,7 @@ use tracing::Instrument as _;
 use super::config::PullConfig;
 use super::ensure::BackendFailure;
 use super::room::{self, RoomMaker, RoomOutcome};
-use super::status::{PullPhase, PullTrackerEntry};
+use super::status::{PullActivity, PullPhase, PullTrackerEntry};
 use super::throttle::{RateExceeded, Throttle};
 use crate::backend::{BackendError, CallErrorKind, ImageSpec, MinimumRate, RateWindow};
 use crate::credentials::Credential;
@@ -362,13 +362,12 @@ impl ImagePuller {
         let (Some(slot), Some(minimum)) = (slot, self.minimum) else { return future::pending().await };
         let mut window = RateWindow::new(minimum.window);
         let rate = |now| {
-            let bytes = entry.bytes();
-            let is_fetched = bytes.total.is_some_and(|total| bytes.done >= total);
-            match window.observe(now, bytes.done) {
-                None => WorkRate::Unmeasured,
-                Some(rate) if rate < minimum.bytes_per_second && !is_fetched => WorkRate::Slow,
-                Some(_) if is_fetched || entry.is_unpacking() => WorkRate::Received,
-                Some(_) => WorkRate::Fast,
+            let Some(rate) = window.observe(now, entry.bytes().done) else { return WorkRate::Unmeasured };
+            let is_slow = rate < minimum.bytes_per_second;
+            match entry.activity() {
+                PullActivity::Receiving | PullActivity::ReceivingAndUnpacking if is_slow => WorkRate::Slow,
+                PullActivity::Receiving | PullActivity::Waiting => WorkRate::Fast,
+                PullActivity::ReceivingAndUnpacking | PullActivity::Unpacking => WorkRate::Received,
             }
         };
         slot.gives_way(minimum, rate).await;

@@ -10,7 +10,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::backend::{ByteProgress, LayerPhase, ProgressReporter, PullDetail};
+use crate::backend::{ByteProgress, LayerPhase, ProgressReporter, PullDetail, PullStep};
 use crate::progress::{DetailProvider, ProgressListener};
 use crate::reference::ImageName;
 
@@ -149,6 +149,19 @@ impl fmt::Debug for PullTrackerEntry {
     }
 }
 
+/// What a running pull does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PullActivity {
+    /// It receives manifests or layers.
+    Receiving,
+    /// It receives layers, and unpacks one that is here.
+    ReceivingAndUnpacking,
+    /// It waits for slots of layers, or for layers that other pulls fetch.
+    Waiting,
+    /// It has received all its bytes, as far as it may, and unpacks or commits them.
+    Unpacking,
+}
+
 impl PullTrackerEntry {
     pub(super) fn set(&self, phase: PullPhase, waiting: Option<&'static str>) {
         *lock(&self.progressed) = Instant::now();
@@ -163,11 +176,27 @@ impl PullTrackerEntry {
         self.status.borrow().bytes.unwrap_or_default()
     }
 
-    /// Returns true if the backend reports that a layer is completely fetched and still unpacked.
-    pub(super) fn is_unpacking(&self) -> bool {
+    /// What the pull does, as far as the backend reports it.
+    pub(super) fn activity(&self) -> PullActivity {
         let describe = self.describe.lock().clone();
-        let layers = describe.map(|describe| describe().layers).unwrap_or_default();
-        layers.iter().any(|layer| layer.phase == LayerPhase::Unpacking)
+        let Some(detail) = describe.map(|describe| describe()) else {
+            let ByteProgress { done, total } = self.bytes();
+            let is_received = total.is_some_and(|total| done >= total);
+            return if is_received { PullActivity::Unpacking } else { PullActivity::Receiving };
+        };
+        let has = |phase: LayerPhase| detail.layers.iter().any(|layer| layer.phase == phase);
+        match detail.step {
+            PullStep::Resolving => PullActivity::Receiving,
+            PullStep::Layers if has(LayerPhase::Fetching) && has(LayerPhase::Unpacking) => {
+                PullActivity::ReceivingAndUnpacking
+            }
+            PullStep::Layers if has(LayerPhase::Fetching) => PullActivity::Receiving,
+            PullStep::Layers if has(LayerPhase::Unpacking) => PullActivity::Unpacking,
+            PullStep::Layers if has(LayerPhase::Queued) || has(LayerPhase::FetchedByOtherPull) => {
+                PullActivity::Waiting
+            }
+            PullStep::Layers | PullStep::Committing => PullActivity::Unpacking,
+        }
     }
 
     /// A reporter that updates this entry. A later one replaces the first.
@@ -224,7 +253,8 @@ impl Drop for PullTrackerEntry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::PullStep;
+    use crate::backend::LayerProgress;
+    use crate::reference::LayerId;
 
     #[tokio::test(start_paused = true)]
     async fn a_pull_that_receives_nothing_is_stalled_beside_one_that_does() {
@@ -245,6 +275,36 @@ mod tests {
         assert_eq!(stall(), Some(25 * 60));
         drop(entries);
         assert_eq!(stall(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pull_receives_until_no_layer_is_left_to_fetch() {
+        use LayerPhase::{Done, FetchedByOtherPull, Fetching, Queued, Unpacked, Unpacking};
+        use PullActivity as Activity;
+        let tracker = PullTracker::default();
+        let entry = tracker.track(&"a:1".into(), Instant::now());
+        let progress = entry.progress();
+        progress.set(ByteProgress { done: 10, total: None });
+        assert_eq!(entry.activity(), Activity::Receiving);
+        progress.set(ByteProgress { done: 10, total: Some(10) });
+        assert_eq!(entry.activity(), Activity::Unpacking);
+        // Those of other pulls do not count in its bytes.
+        for (phases, expected) in [
+            ([Done, FetchedByOtherPull], Activity::Waiting),
+            ([Unpacked, Queued], Activity::Waiting),
+            ([Fetching, FetchedByOtherPull], Activity::Receiving),
+            ([Fetching, Unpacking], Activity::ReceivingAndUnpacking),
+            ([Queued, Unpacking], Activity::Unpacking),
+            ([Done, Unpacked], Activity::Unpacking),
+        ] {
+            progress.describe_by(move || {
+                let (digest, bytes) = (LayerId::from("sha256:a"), ByteProgress::default());
+                let layer = LayerProgress { digest, phase: Queued, bytes, rate: None, waiting: None };
+                let layers = phases.map(|phase| LayerProgress { phase, ..layer.clone() }).to_vec();
+                PullDetail { step: PullStep::Layers, layers, ..PullDetail::default() }
+            });
+            assert_eq!(entry.activity(), expected, "{phases:?}");
+        }
     }
 
     #[tokio::test(start_paused = true)]
