@@ -59,12 +59,13 @@ impl OpenStore {
 
     /// Marks an image as incomplete.
     fn hide_image(&self, id: &Digest) -> Result<(), StoreError> {
-        self.db.write("record an incomplete image", |writer| {
-            if let Some(mut image) = writer.get::<ImageRecord>(IMAGES, id.as_str())? {
-                image.complete = false;
-                put_image(writer, &mut image)?;
-            }
-            Ok(())
-        })
+        let hidden = self.db.write("record an incomplete image", |writer| {
+            let Some(mut image) = writer.get::<ImageRecord>(IMAGES, id.as_str())? else { return Ok(None) };
+            image.complete = false;
+            put_image(writer, &mut image)?;
+            Ok(Some(image))
+        })?;
+        self.note_images(hidden.iter());
+        Ok(())
     }
 }

@@ -79,8 +79,8 @@ impl OpenStore {
             return Ok(());
         }
         let _alone = self.layer_mounts.lock();
-        detach(&target)?;
         let mount = self.mount_layer(&self.layout.layer(&layer.key))?;
+        detach(&target)?;
         mount.map_or(Ok(()), |mount| mount.attach(&target))
     }
 

@@ -209,8 +209,8 @@ impl OpenStore {
         Ok(records)
     }
 
-    /// Writes the records of uncommitted layers; the others must be there. Returns the images that became complete, or
-    /// no longer are.
+    /// Writes the records of uncommitted layers; the others must be there. Returns the images whose
+    /// copies are outdated.
     fn put_layers(
         &self,
         writer: &DbTransaction,
@@ -236,14 +236,14 @@ impl OpenStore {
     }
 
     /// Notes for each image that needs this layer whether all that it needs is there. An image that was absent, and was not
-    /// preloaded, stays so until a pull of its own: kubelet may have forgotten who may use it. Returns the images for which
-    /// that changed.
+    /// preloaded, stays so until a pull of its own: kubelet may have forgotten who may use it. Returns the images whose
+    /// copies must say so: those that are absent, and those that were.
     pub(crate) fn recheck_images(
         &self,
         writer: &DbTransaction,
         key: &LayerKey,
     ) -> DbResult<Vec<ImageRecord>> {
-        let mut changed = Vec::new();
+        let mut noted = Vec::new();
         for id in writer.endings(USES, &format!("layer/{key}/"))? {
             let Some(mut image) = writer.get::<ImageRecord>(IMAGES, &id)? else { continue };
             let mut complete = image.blobs().all(|digest| self.layout.blob(digest).exists());
@@ -254,11 +254,11 @@ impl OpenStore {
             let was_complete = image.complete;
             image.complete = complete && (was_complete || image.preloaded);
             put_image(writer, &mut image)?; // also for the layer's size, which may differ from what it was
-            if image.complete != was_complete {
-                changed.push(image);
+            if !(image.complete && was_complete) {
+                noted.push(image);
             }
         }
-        Ok(changed)
+        Ok(noted)
     }
 }
 

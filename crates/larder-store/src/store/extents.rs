@@ -58,7 +58,7 @@ impl SavedExtents {
         (end.unwrap_or_default() <= saved.size).then_some(saved)
     }
 
-    /// Returns the ranges with which a fetch goes on in this run of the machine: those that can be relied on, or the whole
+    /// Returns the ranges that a fetch resumes with in this run of the machine: those that can be relied on, or the whole
     /// blob if it was there, since then its digest decides before anything is fetched.
     pub(super) fn resumable(self, boot: &str) -> ByteRanges {
         let is_same_run = !boot.is_empty() && self.boot == boot;

@@ -181,7 +181,8 @@ fn by_digits(source: &impl DbRead, digits: &str) -> DbResult<Option<String>> {
 }
 
 impl OpenStore {
-    /// Writes a copy of each record beside the blobs. It is for rebuilding a lost database, so nothing depends on it.
+    /// Writes a copy of each record beside the blobs. It is for rebuilding a lost database, which then
+    /// knows no other place of which images wait for a pull of their own.
     pub(crate) fn note_images<'a>(&self, images: impl Iterator<Item = &'a ImageRecord>) {
         for image in images {
             let path = self.layout.image(&image.id);

@@ -62,7 +62,7 @@ impl LayerHandle {
         &self.0.record
     }
 
-    /// Its file, which begins with an EROFS filesystem. It does not move.
+    /// Its file, which begins with an EROFS filesystem. It does not move; a pull replaces it if it is damaged.
     pub fn path(&self) -> &Path {
         &self.0.path
     }
