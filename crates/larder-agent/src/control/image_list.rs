@@ -15,7 +15,7 @@ use larder_api::v1 as api;
 use larder_store::store::Store;
 use serde::Deserialize;
 use tokio::task::spawn_blocking;
-use tokio::time::{self, Instant};
+use tokio::time;
 
 use super::gc::failure;
 use super::{report, unanswered};
@@ -50,7 +50,7 @@ struct WrappedConfig {
     image_spec: ListedConfig,
 }
 
-/// What a snapshot has for the details of an image.
+/// Details of an image, taken from a snapshot.
 #[derive(Clone, Default)]
 struct DescribedImage {
     details: api::ImageListDetails,
@@ -90,9 +90,8 @@ pub(super) async fn list(
         answer.warnings.push(format!("use and layers are unknown: {why}"));
         HashMap::new()
     });
-    let deadline = Instant::now() + DETAILS_WITHIN;
     let keys: BTreeSet<String> = request.label_keys.iter().cloned().collect();
-    let labels = time::timeout_at(deadline, collector.labels(&images, &keys)).await;
+    let labels = time::timeout(DETAILS_WITHIN, collector.labels(&images, &keys)).await;
     let labels = labels.map_err(|_| timeout()).and_then(|read| read.map_err(|error| error.to_string()));
     let mut labels = labels.unwrap_or_else(|why| {
         answer.warnings.push(format!("labels are unknown: {why}"));
@@ -109,19 +108,18 @@ pub(super) async fn list(
         image
     };
     answer.images = images.into_iter().map(detailed).collect();
-    if request.without_configs { Ok(answer) } else { add_configs(answer, storage, deadline).await }
+    if request.without_configs { Ok(answer) } else { add_configs(answer, storage).await }
 }
 
 fn timeout() -> String {
     format!("timed out after {}s", DETAILS_WITHIN.as_secs())
 }
 
-/// Adds what only the configs of the images have, one config after another. larder's own store has it in its records; a config
-/// may have megabytes.
+/// Adds what only the configs of the images have, one config after another: each may have megabytes. larder's own store has
+/// it in its records.
 async fn add_configs(
     mut answer: api::ImagesResponse,
     storage: &Storage,
-    deadline: Instant,
 ) -> Result<api::ImagesResponse, Error> {
     if let Some(store) = storage.store() {
         let store = store.store().clone();
@@ -142,7 +140,7 @@ async fn add_configs(
         Some((at, config_of(&details)?))
     });
     let configs = stream::iter(calls.collect::<Vec<_>>()).buffer_unordered(CALLS_AT_ONCE);
-    let mut configs = pin!(configs.take_until(time::sleep_until(deadline)));
+    let mut configs = pin!(configs.take_until(time::sleep(DETAILS_WITHIN)));
     let mut answered = 0;
     while let Some(config) = configs.next().await {
         answered += 1;
