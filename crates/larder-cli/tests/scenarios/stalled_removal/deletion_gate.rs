@@ -53,8 +53,11 @@ impl DeletionGate {
     /// Blocks the next process that opens a directory for deletion. The deletion of a layer is one call of the system, which
     /// cannot be held, so there is a directory that is deleted before it.
     pub(super) fn hold(&self) {
-        fs_err::create_dir_all(self.shared.trash.join("0/held")).unwrap();
+        // It comes into the trash whole: the daemon may be emptying it.
+        let made = self.shared.trash.with_file_name("to-hold");
+        fs_err::create_dir_all(made.join("held")).unwrap();
         self.shared.hold.store(true, Ordering::SeqCst);
+        fs_err::rename(&made, self.shared.trash.join("0")).unwrap();
     }
 
     pub(super) fn has_held(&self) -> bool {
