@@ -382,7 +382,8 @@ impl SchedulerState {
         } else {
             (1, shares.slots.repository, own.slots.repository)
         };
-        if is_slow && !waits_slow && (!is_other_caller || share > own) {
+        let gives_way = is_slow && (!is_other_caller || share > own);
+        if gives_way && !waits_slow {
             return Some((usize::MAX, 0));
         }
         // Slow work takes a slot from faster work only as the first of its caller, and none that is the other's last.
@@ -393,7 +394,7 @@ impl SchedulerState {
         let at_once = self.recall == SlotRecall::LargestShare;
         let is_displaced = if running.has_ended_slice {
             // With one slot less, the two would only change places.
-            share >= own + 2 || (is_other_caller && own == 0) || (at_once && is_slow)
+            share >= own + 2 || (is_other_caller && own == 0) || (at_once && gives_way)
         } else {
             at_once && own == 0 && share > 1
         };
@@ -833,6 +834,20 @@ mod tests {
         assert_eq!(slots.each_ref().map(is_recalled), [false, false]);
         slots[1].set_slow(true);
         assert_eq!(slots.each_ref().map(is_recalled), [false, true]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_only_slot_of_a_slow_caller_is_not_for_one_that_has_another() {
+        let scheduler = Scheduler::new(2, SlotRecall::LargestShare);
+        let [slow, fast] = ["slow", "fast"].map(|namespace| WorkDemand::new(true, Callers::new(namespace)));
+        let only = scheduler.acquire(&pull("slow.example/a", &slow)).await;
+        let _other = scheduler.acquire(&pull("a.example/a", &fast)).await;
+        let next = pull("b.example/a", &fast);
+        let waiting = time::timeout(Duration::from_secs(60), scheduler.acquire(&next));
+        tokio::select! {
+            outcome = waiting => assert!(outcome.is_err()),
+            () = gives_way_at(&only, 0) => panic!("the two would stop each other without end"),
+        }
     }
 
     #[test]
