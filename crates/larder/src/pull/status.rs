@@ -149,7 +149,7 @@ impl fmt::Debug for PullTrackerEntry {
     }
 }
 
-/// What a running pull does.
+/// Activity of a running pull, which decides how its rate is judged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PullActivity {
     /// It receives manifests or layers.
@@ -176,7 +176,7 @@ impl PullTrackerEntry {
         self.status.borrow().bytes.unwrap_or_default()
     }
 
-    /// What the pull does, as far as the backend reports it.
+    /// Activity of the pull, as far as the backend reports it.
     pub(super) fn activity(&self) -> PullActivity {
         let describe = self.describe.lock().clone();
         let Some(detail) = describe.map(|describe| describe()) else {
