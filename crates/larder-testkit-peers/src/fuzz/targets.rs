@@ -17,6 +17,8 @@ use tempfile::TempDir;
 
 use larder_testkit::fault_registry::digest;
 
+use super::answers::answers;
+
 /// Something that reads what strangers send.
 #[derive(Debug)]
 pub struct FuzzTarget {
@@ -30,7 +32,7 @@ pub struct FuzzTarget {
 }
 
 /// All targets.
-pub const TARGETS: [FuzzTarget; 7] = [
+pub const TARGETS: [FuzzTarget; 8] = [
     FuzzTarget { name: "layer", fuzz_one: layer },
     FuzzTarget { name: "manifest", fuzz_one: manifest },
     FuzzTarget { name: "challenge", fuzz_one: challenge },
@@ -38,6 +40,7 @@ pub const TARGETS: [FuzzTarget; 7] = [
     FuzzTarget { name: "reference", fuzz_one: reference },
     FuzzTarget { name: "docker_config", fuzz_one: docker_config },
     FuzzTarget { name: "import", fuzz_one: import },
+    FuzzTarget { name: "answers", fuzz_one: answers },
 ];
 
 /// A directory in memory where there is such a filesystem.
