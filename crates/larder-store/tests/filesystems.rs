@@ -146,7 +146,7 @@ fn a_layer_on_xfs_is_measured_when_its_file_is_closed_and_synced() {
     let digest = Digest::sha256("layer");
     let (key, diff_id) = (LayerKey::from(&digest), digest.clone());
     let blob = BlobSource::archive(digest.clone(), 1);
-    let facts = LayerMetadata { diff_id, digest, compressed_bytes: 1, plain_bytes: 1 };
+    let facts = LayerMetadata { diff_id, digest, compressed_bytes: 1, plain_bytes: 1, skipped_xattrs: 0 };
     let layer = staging.finish(&key, facts, ErofsFile::of(&file).unwrap(), &blob).unwrap();
     store.commit_layers(std::slice::from_ref(&layer), None).unwrap();
     let committed = store.layer(&key).unwrap().unwrap();

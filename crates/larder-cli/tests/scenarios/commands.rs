@@ -70,6 +70,10 @@ fn an_image_for_another_platform_is_pulled_with_a_warning_everywhere() {
     let pulled = push(1, "shop/pulled:1");
     let run = world.larder(&["pull", &pulled]).expect(0);
     assert!(run.stderr.contains(&warning(&pulled)), "{run:?}");
+    let inspected: serde_json::Value =
+        serde_json::from_str(&world.larder(&["inspect", &pulled]).expect(0).stdout).unwrap();
+    let warned = inspected[0]["info"]["warnings"][0].as_str().unwrap();
+    assert!(warned.starts_with("built for linux/s390x, not for linux/"), "{inspected}");
     let ensured = push(2, "shop/ensured:1");
     let run = world.larder(&["ensure", &ensured, "-o", "json"]).expect(0);
     let printed: serde_json::Value = serde_json::from_str(&run.stdout).unwrap();

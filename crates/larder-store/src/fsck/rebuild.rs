@@ -256,6 +256,7 @@ fn guessed(layout: &StoreLayout, layer: &ImageLayer) -> Option<RebuiltLayer> {
         digest: layer.digest.clone(),
         compressed_bytes: layer.size,
         plain_bytes: 0,
+        skipped_xattrs: 0,
     };
     let key = layer.key.clone();
     let erofs = ErofsFile::unknown();

@@ -196,7 +196,6 @@ impl LayerFetch {
             }
         };
         self.origin.note(&self.planned, LayerPhase::Unpacked);
-        self.origin.progress().skip_xattrs(staged.unpacked.skipped_xattrs);
         tracing::debug!(digest = %self.planned.descriptor.digest, "unpacked a layer");
         Ok(staged)
     }

@@ -339,6 +339,7 @@ impl LayerJobs<'_> {
                 digest: planned.descriptor.digest.clone(),
                 compressed_bytes: unpacked.compressed_bytes,
                 plain_bytes: unpacked.plain_bytes,
+                skipped_xattrs: unpacked.skipped_xattrs,
             };
             let layer = staging.finish(&LayerKey::from(id), facts, file.file, &blob)?;
             // Its bytes are of no more use: if the image is not committed now, the layer itself is kept for the next attempt.

@@ -90,15 +90,14 @@ impl StorePuller {
         let (names, manifests) = (image.names.clone(), image.manifests.clone());
         let has_digest = image.has_digest;
         let store = self.store.clone();
+        let warnings = self.image_warnings(&image.parsed_config, &acquired.layers);
         // A worker of the load: if the caller gives up now, the image may still appear.
         let commit = move || {
             let commit = ImageCommit { has_digest, preloaded: true, ..acquired.commit(names, manifests) };
             Ok::<_, StoreError>((store.commit(&commit, SystemTime::now())?, names_of(&commit)))
         };
         let (committed, (tags, digests)) = workers.worker().blocking(commit).await??;
-        let (bare_tags, warnings) =
-            (image.bare_tags.clone(), self.image_warnings(&image.parsed_config, &progress));
-        Ok(LoadedImage { image: committed, tags, digests, bare_tags, warnings: warnings.collect() })
+        Ok(LoadedImage { image: committed, tags, digests, bare_tags: image.bare_tags.clone(), warnings })
     }
 }
 

@@ -212,7 +212,8 @@ impl StorePuller {
     ) -> Result<ImageRecord, PullError> {
         let progress = PullProgress::begin(reporter);
         let (documents, acquired) = Box::pin(self.acquire(name, credential, &progress, workers)).await?;
-        self.image_warnings(&documents.config, &progress).for_each(|warning| progress.warn(warning));
+        let warnings = self.image_warnings(&documents.config, &acquired.layers);
+        warnings.into_iter().for_each(|warning| progress.warn(warning));
         progress.set_committing();
         let (store, names, manifests) = (self.store.clone(), vec![name.clone()], manifests_of(&documents));
         // A worker of the pull: if the caller gives up now, the image may still appear.
@@ -221,16 +222,20 @@ impl StorePuller {
         traced_commit(name, async { committed.await?.map_err(PullError::from) }).await
     }
 
-    /// Lists what containers of the image will miss.
-    fn image_warnings(&self, config: &ImageConfig, progress: &PullProgress) -> impl Iterator<Item = String> {
+    /// Lists what containers of an image miss, a sentence each.
+    pub(crate) fn image_warnings<'a>(
+        &self,
+        config: &ImageConfig,
+        layers: impl IntoIterator<Item = &'a LayerHandle>,
+    ) -> Vec<String> {
         let (built_for, platform) = (&config.platform, &self.config.platform);
         let is_foreign = !built_for.os.is_empty() && platform.rank(built_for).is_none();
         let foreign = is_foreign.then(|| format!("built for {built_for}, not for {}", platform.wanted()));
-        let skipped = match progress.skipped_xattrs() {
+        let skipped = match layers.into_iter().map(|layer| layer.record().facts.skipped_xattrs).sum::<u64>() {
             0 => None,
             count => Some(format!("{count} extended attributes that no kernel takes were left out")),
         };
-        foreign.into_iter().chain(skipped)
+        foreign.into_iter().chain(skipped).collect()
     }
 
     /// Resolves `name` and acquires all its layers.

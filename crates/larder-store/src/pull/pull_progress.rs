@@ -28,7 +28,6 @@ pub(super) struct PullProgress {
     /// Bytes received over the network.
     received: AtomicU64,
     window: Mutex<RateWindow>,
-    skipped_xattrs: AtomicU64,
     committing: AtomicBool,
 }
 
@@ -57,7 +56,6 @@ impl PullProgress {
             layers: OnceLock::new(),
             received: AtomicU64::new(0),
             window: rate_window(),
-            skipped_xattrs: AtomicU64::new(0),
             committing: AtomicBool::new(false),
         });
         // A weak reference: the progress owns the reporter.
@@ -79,16 +77,6 @@ impl PullProgress {
     /// Tells people something about the image.
     pub(super) fn warn(&self, warning: String) {
         self.reporter.warn(warning);
-    }
-
-    /// Counts extended attributes of a layer that were left out.
-    pub(super) fn skip_xattrs(&self, count: u64) {
-        self.skipped_xattrs.fetch_add(count, Ordering::Relaxed);
-    }
-
-    /// Extended attributes of all layers of this pull that were left out.
-    pub(super) fn skipped_xattrs(&self) -> u64 {
-        self.skipped_xattrs.load(Ordering::Relaxed)
     }
 
     /// Sets which layers are missing, and whether this pull fetches them.

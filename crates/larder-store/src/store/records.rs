@@ -140,6 +140,14 @@ pub struct LayerMetadata {
     pub compressed_bytes: u64,
     /// Size of the plain archive.
     pub plain_bytes: u64,
+    /// Extended attributes of its files that were left out: no kernel takes them.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub skipped_xattrs: u64,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 /// An unpacked layer.

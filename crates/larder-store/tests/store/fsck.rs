@@ -40,6 +40,7 @@ pub(crate) fn unpacked_entries(
         diff_id: diff_id.clone(),
         compressed_bytes: archive.len() as u64,
         plain_bytes: archive.len() as u64,
+        skipped_xattrs: 0,
     };
     let file = staging.dir().join(LAYER_FILE);
     let (_, layer) = unpack_layer(&archive[..], &expected, &file, &UnpackOptions::default()).unwrap();

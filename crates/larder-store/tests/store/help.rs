@@ -73,6 +73,7 @@ pub(crate) fn facts(layer: &str) -> LayerMetadata {
         digest: digest(format!("packed {layer}")),
         compressed_bytes: 1000,
         plain_bytes: 10_000,
+        skipped_xattrs: 0,
     }
 }
 

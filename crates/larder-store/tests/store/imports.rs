@@ -455,6 +455,7 @@ fn layers_that_the_store_has_are_not_kept_again() {
         digest: digest(&packed),
         compressed_bytes: packed.len() as u64,
         plain_bytes: 1,
+        skipped_xattrs: 0,
         diff_id: diff_id.clone(),
     };
     let layer = layer_of(store, &LayerKey::from(&diff_id), facts, &[]);

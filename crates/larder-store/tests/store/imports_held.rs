@@ -51,6 +51,7 @@ fn have(store: &Store, name: &str, layer: &str) -> LayerKey {
         digest: digest(&packed),
         compressed_bytes: packed.len() as u64,
         plain_bytes: 1,
+        skipped_xattrs: 0,
         diff_id: diff_id.clone(),
     };
     let layer = layer_of(store, &LayerKey::from(&diff_id), facts, &[]);

@@ -52,9 +52,12 @@ fn a_load_reports_the_attributes_that_a_layer_leaves_out() {
         ("layer.tar".to_owned(), layer),
         ("manifest.json".to_owned(), manifest.into_bytes()),
     ]);
-    let (loaded, _) = load(&scratch.store, archive, DiskSpace::default());
-    let warnings = loaded.unwrap().images.pop().unwrap().warnings;
-    assert_eq!(warnings, ["1 extended attributes that no kernel takes were left out"]);
+    // The second load has the layer already.
+    for _ in 0..2 {
+        let (loaded, _) = load(&scratch.store, archive.clone(), DiskSpace::default());
+        let warnings = loaded.unwrap().images.pop().unwrap().warnings;
+        assert_eq!(warnings, ["1 extended attributes that no kernel takes were left out"]);
+    }
 }
 
 #[test]
