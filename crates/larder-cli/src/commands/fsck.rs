@@ -121,12 +121,14 @@ fn shown(lacking: &IncompleteImage) -> String {
 /// The next step for an incomplete image: never a pull by tag, which may have moved.
 fn next_step(lacking: &IncompleteImage) -> Hint {
     let image = shown(lacking);
-    match digests(lacking).next() {
+    match digests(lacking).next().filter(|_| !lacking.preloaded) {
         Some(digest) => Hint::from(format!("{image} is incomplete; "))
             .command(["pull".to_owned(), digest.clone()])
             .text(" fetches the missing content"),
-        None => Hint::from(format!("{image} is incomplete and has no registry; load it again: "))
-            .command(["load", "FILE"]),
+        None => {
+            let why = if lacking.preloaded { "was loaded from an archive" } else { "has no registry" };
+            Hint::from(format!("{image} is incomplete and {why}; load it again: ")).command(["load", "FILE"])
+        }
     }
 }
 
@@ -156,19 +158,22 @@ mod tests {
     #[test]
     fn a_tag_that_may_have_moved_is_nothing_to_pull() {
         let digest = Digest::parse(&format!("sha256:{}", "a".repeat(64))).unwrap();
-        let lacking = |names: &[&str]| IncompleteImage {
+        let lacking = |names: &[&str], preloaded| IncompleteImage {
             image: digest.clone(),
             names: names.iter().map(|name| (*name).to_owned()).collect(),
+            preloaded,
             lacks: MissingContent::Blob(digest.clone()),
         };
         let by_digest = format!("r.example/a@{digest}");
         assert!(
-            next_step(&lacking(&["r.example/a:1", &by_digest]))
+            next_step(&lacking(&["r.example/a:1", &by_digest], false))
                 .to_string()
                 .contains(&format!("larder pull {by_digest} "))
         );
-        let loaded = next_step(&lacking(&["r.example/a:1"])).to_string();
-        assert!(loaded.starts_with("r.example/a:1 ") && loaded.contains("larder load"), "{loaded}");
-        assert!(!loaded.contains("larder pull"), "{loaded}");
+        for names in [&["r.example/a:1"][..], &["r.example/a:1", &by_digest]] {
+            let loaded = next_step(&lacking(names, true)).to_string();
+            assert!(loaded.starts_with("r.example/a:1 ") && loaded.contains("larder load"), "{loaded}");
+            assert!(!loaded.contains("larder pull"), "{loaded}");
+        }
     }
 }

@@ -67,7 +67,12 @@ impl Store {
             for lacks in self.lacking(&image)? {
                 if !refetch.iter().any(|other| other.lacks == lacks) {
                     let names = image.names().cloned().collect();
-                    refetch.push(IncompleteImage { image: image.id.clone(), names, lacks });
+                    refetch.push(IncompleteImage {
+                        image: image.id.clone(),
+                        names,
+                        preloaded: image.preloaded,
+                        lacks,
+                    });
                 }
             }
         }

@@ -189,6 +189,8 @@ pub struct IncompleteImage {
     pub image: Digest,
     /// The names of that image, to pull it by; may be empty.
     pub names: Vec<String>,
+    /// Whether an administrator loaded it from an archive.
+    pub preloaded: bool,
     /// Content that the image lacks.
     pub lacks: MissingContent,
 }
