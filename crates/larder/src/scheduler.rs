@@ -6,9 +6,9 @@
 //! are recalled ([`SlotRecall`]), slow work gives its slot to other work, and never takes it back from work that is
 //! faster; other work gives its slot after a time slice, if its caller has more slots than that of waiting work.
 
-use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::collections::{HashSet, VecDeque};
 use std::future;
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::hash::{DefaultHasher, Hash, Hasher as _};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -69,20 +69,18 @@ impl Callers {
         Arc::ptr_eq(&self.0, &other.0) || one(self).is_some_and(|caller| one(other) == Some(caller))
     }
 
-    fn hashes(&self) -> BTreeSet<u64> {
-        let mut hashes = BTreeSet::new();
+    /// Each once, sorted.
+    fn hashes(&self) -> Vec<u64> {
+        let mut hashes = Vec::with_capacity(1);
         self.collect(&mut hashes);
+        hashes.sort_unstable();
+        hashes.dedup();
         hashes
     }
 
-    fn collect(&self, hashes: &mut BTreeSet<u64>) {
+    fn collect(&self, hashes: &mut Vec<u64>) {
         hashes.extend(self.0.first);
         self.0.added.lock().iter().chain(&self.0.whole).for_each(|callers| callers.collect(hashes));
-    }
-
-    fn contains(&self, hash: u64) -> bool {
-        let added = self.0.added.lock();
-        self.0.first == Some(hash) || added.iter().chain(&self.0.whole).any(|callers| callers.contains(hash))
     }
 }
 
@@ -116,7 +114,7 @@ impl WorkDemand {
 
 /// Work that waits for a slot or has one. Clones are the same work.
 ///
-/// Names are hashed: thousands of pulls may wait, and each grant compares all of them.
+/// Names are hashed: thousands of layers may wait, and each grant compares them.
 #[derive(Debug, Clone)]
 pub struct ScheduledWork {
     registry: u64,
@@ -148,15 +146,16 @@ impl ScheduledWork {
     }
 }
 
-/// The slots of all work of the same callers, registry and repository.
+/// What decides about the slot of work, with the slots of all work of the same callers, registry and repository.
 #[derive(Debug)]
 struct WorkShares {
-    callers: BTreeSet<u64>,
+    callers: Vec<u64>,
     slots: SlotCounts,
+    is_slow: bool,
 }
 
 /// Numbers of slots, in the order in which they decide.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct SlotCounts {
     /// Of the caller; of several, of the one with the fewest.
     caller: usize,
@@ -164,7 +163,7 @@ struct SlotCounts {
     repository: usize,
 }
 
-fn hash(name: &str) -> u64 {
+fn hash<T: Hash + ?Sized>(name: &T) -> u64 {
     let mut hasher = DefaultHasher::new();
     name.hash(&mut hasher);
     hasher.finish()
@@ -303,57 +302,85 @@ impl SchedulerState {
 
     /// Grants free slots to waiting work, and recalls one if none is free.
     fn grant(&mut self) {
-        while let Some(next) = self.next() {
-            let Some(WaitingWork { id, work, recall, granted }) = self.waiting.remove(next) else { return };
-            // If the receiver is gone, its slot is dropped next.
-            let _ = granted.send(());
-            if let Some(is_slow) = &work.is_slow {
-                is_slow.store(false, Ordering::Relaxed);
+        loop {
+            let is_full = self.running.len() >= self.slots;
+            let may_recall =
+                self.recall != SlotRecall::Never && !self.running.iter().any(|running| running.is_recalled);
+            if self.waiting.is_empty() || (is_full && !may_recall) {
+                return;
             }
-            self.running.push(RunningWork { id, work, recall, is_recalled: false, has_ended_slice: false });
-        }
-        if self.recall == SlotRecall::Never || self.running.iter().any(|running| running.is_recalled) {
+            let holders: Vec<_> =
+                self.running.iter().map(|running| running.work.demand.callers.hashes()).collect();
+            let candidates = self.candidates(&holders);
+            let next = if is_full { None } else { self.next(&candidates) };
+            if let Some(WaitingWork { id, work, recall, granted }) =
+                next.and_then(|next| self.waiting.remove(next))
+            {
+                // If the receiver is gone, its slot is dropped next.
+                let _ = granted.send(());
+                if let Some(is_slow) = &work.is_slow {
+                    is_slow.store(false, Ordering::Relaxed);
+                }
+                let (is_recalled, has_ended_slice) = (false, false);
+                self.running.push(RunningWork { id, work, recall, is_recalled, has_ended_slice });
+                continue;
+            }
+            let shares: Vec<_> =
+                self.running.iter().map(|running| self.shares(&running.work, &holders)).collect();
+            let displaced =
+                |(at, own): &(usize, WorkShares)| self.displaced_by(&self.waiting[*at].work, own, &shares);
+            let chosen = if may_recall { candidates.iter().find_map(displaced) } else { None };
+            if let Some(running) = chosen.and_then(|chosen| self.running.get_mut(chosen)) {
+                running.is_recalled = true;
+                running.recall.notify_one();
+            }
             return;
-        }
-        let shares: Vec<_> = self.running.iter().map(|running| self.shares(&running.work)).collect();
-        let mut waiting = self.waiting.iter();
-        if let Some(chosen) = waiting.find_map(|waiting| self.displaced_by(&waiting.work, &shares))
-            && let Some(running) = self.running.get_mut(chosen)
-        {
-            running.is_recalled = true;
-            running.recall.notify_one();
         }
     }
 
-    /// The index of the waiting work that gets a slot now.
-    fn next(&self) -> Option<usize> {
-        if self.running.len() >= self.slots {
-            return None;
+    /// The waiting work that a decision compares, by index in order of arrival: of work of the same urgency, rate, callers
+    /// and repository, the first. `holders` are the callers of running work.
+    fn candidates(&self, holders: &[Vec<u64>]) -> Vec<(usize, WorkShares)> {
+        let mut seen = HashSet::new();
+        let mut candidates = Vec::new();
+        for (at, WaitingWork { work, .. }) in self.waiting.iter().enumerate() {
+            let (callers, is_slow) = (work.demand.callers.hashes(), self.is_slow(work));
+            if seen.insert((work.demand.is_urgent(), is_slow, hash(&callers), work.repository)) {
+                candidates.push((at, self.shares_of(work, callers, is_slow, holders)));
+            }
         }
-        let waiting = self.waiting.iter().enumerate();
-        let allowed = waiting.filter(|(_, waiting)| !self.has_all_slots(&waiting.work));
-        let order = |(at, waiting): &(usize, &WaitingWork)| {
-            let work = &waiting.work;
-            let slots = self.shares(work).slots;
-            let is_slow = self.recall != SlotRecall::Never && self.is_slow(work);
+        candidates
+    }
+
+    /// The index of the waiting work that gets a free slot now.
+    fn next(&self, candidates: &[(usize, WorkShares)]) -> Option<usize> {
+        let work = |at: usize| &self.waiting[at].work;
+        let allowed = candidates.iter().filter(|(_, own)| !self.has_all_slots(own));
+        let order = |(at, WorkShares { slots, is_slow, .. }): &&(usize, WorkShares)| {
+            let is_slow = self.recall != SlotRecall::Never && *is_slow;
             // Its slot would be recalled at once, unless it is the only one of its caller.
-            (!work.demand.is_urgent(), is_slow && slots.caller > 0, slots.caller, is_slow, slots, *at)
+            (!work(*at).demand.is_urgent(), is_slow && slots.caller > 0, slots.caller, is_slow, *slots, *at)
         };
-        allowed.min_by_key(order).map(|(at, _)| at)
+        allowed.min_by_key(order).map(|(at, _)| *at)
     }
 
     /// The index of the slot that is recalled for this waiting work: of slow work, else of the largest share. Of
     /// several, it is the one whose slice has ended and which was granted first, else the latest. None that would be
     /// recalled from the waiting work again, nor one that its registry could not get. `shares` are those of running
     /// work.
-    fn displaced_by(&self, waiting: &ScheduledWork, shares: &[WorkShares]) -> Option<usize> {
-        let (own, same_registry_only) = (self.shares(waiting), self.has_all_slots(waiting));
+    fn displaced_by(
+        &self,
+        waiting: &ScheduledWork,
+        own: &WorkShares,
+        shares: &[WorkShares],
+    ) -> Option<usize> {
+        let same_registry_only = self.has_all_slots(own);
         let candidates = self.running.iter().zip(shares).enumerate().filter(|(_, (running, _))| {
             waiting.may_displace(&running.work)
                 && (!same_registry_only || running.work.registry == waiting.registry)
         });
         let ordered = candidates.filter_map(|(at, (running, shares))| {
-            let rank = self.recall_rank(running, shares, waiting, &own)?;
+            let rank = self.recall_rank(running, shares, waiting, own)?;
             let age = if running.has_ended_slice { usize::MAX - at } else { at };
             Some((rank, age, at))
         });
@@ -372,8 +399,8 @@ impl SchedulerState {
     ) -> Option<(usize, usize)> {
         // The same repository would be as slow.
         let is_elsewhere = running.work.repository != waiting.repository;
-        let is_slow = is_elsewhere && self.is_slow(&running.work);
-        let waits_slow = is_elsewhere && self.is_slow(waiting);
+        let is_slow = is_elsewhere && shares.is_slow;
+        let waits_slow = is_elsewhere && own.is_slow;
         let is_other_caller = shares.callers != own.callers;
         let (rank, share, own) = if is_other_caller {
             (3, shares.slots.caller, own.slots.caller)
@@ -421,21 +448,30 @@ impl SchedulerState {
         }
     }
 
-    /// Returns true if the registry of this work has as many slots as one registry may have.
-    fn has_all_slots(&self, work: &ScheduledWork) -> bool {
-        self.count(|running| running.registry == work.registry) >= self.slots_of_registry
+    /// Returns true if the registry of work with these shares has as many slots as one registry may have.
+    fn has_all_slots(&self, own: &WorkShares) -> bool {
+        own.slots.registry >= self.slots_of_registry
     }
 
-    fn shares(&self, work: &ScheduledWork) -> WorkShares {
-        let callers = work.demand.callers.hashes();
+    fn shares(&self, work: &ScheduledWork, holders: &[Vec<u64>]) -> WorkShares {
+        self.shares_of(work, work.demand.callers.hashes(), self.is_slow(work), holders)
+    }
+
+    fn shares_of(
+        &self,
+        work: &ScheduledWork,
+        callers: Vec<u64>,
+        is_slow: bool,
+        holders: &[Vec<u64>],
+    ) -> WorkShares {
         let of_caller =
-            callers.iter().map(|caller| self.count(|running| running.demand.callers.contains(*caller)));
+            callers.iter().map(|caller| holders.iter().filter(|held| held.contains(caller)).count());
         let slots = SlotCounts {
             caller: of_caller.min().unwrap_or_default(),
             registry: self.count(|running| running.registry == work.registry),
             repository: self.count(|running| running.repository == work.repository),
         };
-        WorkShares { callers, slots }
+        WorkShares { callers, slots, is_slow }
     }
 
     fn count(&self, is_counted: impl Fn(&ScheduledWork) -> bool) -> usize {
@@ -546,7 +582,7 @@ mod tests {
         second.add(&joined);
         second.add(&Callers::new("joined"));
         assert_eq!(second.0.added.lock().len(), 1, "many calls of one caller");
-        assert!(layer.contains(hash("joined")) && layer.hashes().len() == 3);
+        assert!(layer.hashes().contains(&hash("joined")) && layer.hashes().len() == 3);
         assert_eq!(first.hashes().len(), 1, "its other layers are not theirs");
     }
 
@@ -890,7 +926,10 @@ mod tests {
         wanted.add(&Callers::new("waits for this layer"));
         pull.add(&Callers::new("joins the pull"));
         assert_eq!([&pull, &wanted, &other].map(|callers| callers.hashes().len()), [2, 3, 2]);
-        assert!(other.contains(hash("joins the pull")) && !other.contains(hash("waits for this layer")));
+        let callers = other.hashes();
+        assert!(
+            callers.contains(&hash("joins the pull")) && !callers.contains(&hash("waits for this layer"))
+        );
     }
 
     /// The running work that is recalled when layers of these callers run and one of `honest` waits.

@@ -213,7 +213,9 @@ impl StorePuller {
         let progress = PullProgress::begin(reporter);
         let (documents, acquired) = Box::pin(self.acquire(name, credential, &progress, workers)).await?;
         let warnings = self.image_warnings(&documents.config, &acquired.layers);
-        warnings.into_iter().for_each(|warning| progress.warn(warning));
+        for warning in warnings {
+            progress.warn(warning);
+        }
         progress.set_committing();
         let (store, names, manifests) = (self.store.clone(), vec![name.clone()], manifests_of(&documents));
         // A worker of the pull: if the caller gives up now, the image may still appear.
