@@ -77,7 +77,7 @@ impl PullError {
     }
 
     /// Returns true if the disk, or this user's part of it, is full.
-    pub(crate) fn is_no_space(&self) -> bool {
+    pub fn is_no_space(&self) -> bool {
         match self {
             PullError::InsufficientSpace(_) => true,
             PullError::Store(error) if error.is_no_space() => true,

@@ -30,6 +30,21 @@ pub enum ImportSource {
     Path(PathBuf),
     /// An archive that can be read once, such as standard input.
     Stream(Box<dyn Read + Send>),
+    /// An OCI layout whose blobs another program has.
+    Blobs {
+        /// Its `index.json`.
+        index: Vec<u8>,
+        /// The sizes of the blobs that are present, in bytes.
+        sizes: HashMap<Digest, u64>,
+        /// Reads them.
+        reader: Arc<dyn BlobReader>,
+    },
+}
+
+/// Reads blobs of another program. Their bytes are checked by the store.
+pub trait BlobReader: Send + Sync {
+    /// Opens a blob. Reading it may block.
+    fn open(&self, digest: &Digest) -> Box<dyn Read + Send>;
 }
 
 impl fmt::Debug for ImportSource {
@@ -37,6 +52,7 @@ impl fmt::Debug for ImportSource {
         match self {
             ImportSource::Path(path) => f.debug_tuple("Path").field(path).finish(),
             ImportSource::Stream(_) => f.write_str("Stream"),
+            ImportSource::Blobs { sizes, .. } => f.debug_tuple("Blobs").field(&sizes.len()).finish(),
         }
     }
 }
@@ -94,19 +110,30 @@ enum EntryLocation {
     Link(Vec<String>),
     /// Nowhere: the store has this layer.
     Known { size: u64 },
+    /// In memory.
+    Document(Vec<u8>),
+    /// A blob of another program.
+    Blob { digest: Digest, size: u64 },
 }
 
 /// Entries of the archive.
-#[derive(Debug)]
 pub(super) struct ImportEntries {
     places: HashMap<String, EntryLocation>,
     /// The archive that parts are of.
     archive: Option<Arc<File>>,
+    /// Reads the blobs of another program.
+    reader: Option<Arc<dyn BlobReader>>,
     /// Layers whose blobs are not found by their digest: digest to name.
     layers: Mutex<HashMap<Digest, String>>,
     /// Where a stream's entries wait; removed in the end.
     spool: Option<Spool>,
     references: LayerReferences,
+}
+
+impl fmt::Debug for ImportEntries {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ImportEntries").field("places", &self.places).finish_non_exhaustive()
+    }
 }
 
 impl ImportEntries {
@@ -119,6 +146,7 @@ impl ImportEntries {
         let mut entries = ImportEntries {
             places: HashMap::new(),
             archive: None,
+            reader: None,
             layers: Mutex::default(),
             spool: None,
             references: LayerReferences { store: store.clone(), layers: Vec::new() },
@@ -127,6 +155,13 @@ impl ImportEntries {
             ImportSource::Path(path) if path.is_dir() => entries.add_dir(&path)?,
             ImportSource::Path(path) => entries.add_file(store, &path, known, reserve)?,
             ImportSource::Stream(stream) => entries.add_stream(store, stream, known, reserve)?,
+            ImportSource::Blobs { index, sizes, reader } => {
+                entries.add("index.json".to_owned(), EntryLocation::Document(index))?;
+                for (digest, size) in sizes {
+                    entries.add(blob_name(&digest), EntryLocation::Blob { digest, size })?;
+                }
+                entries.reader = Some(reader);
+            }
         }
         Ok(entries)
     }
@@ -261,7 +296,10 @@ impl ImportEntries {
     pub(super) fn size(&self, name: &str) -> Result<u64, ImportError> {
         match self.find(name)?.1 {
             EntryLocation::File(path) => Ok(fs_err::metadata(path).map_err(file(path))?.len()),
-            EntryLocation::Part { size, .. } | EntryLocation::Known { size } => Ok(*size),
+            EntryLocation::Part { size, .. }
+            | EntryLocation::Known { size }
+            | EntryLocation::Blob { size, .. } => Ok(*size),
+            EntryLocation::Document(bytes) => Ok(bytes.len() as u64),
             EntryLocation::Link(_) => Ok(0),
         }
     }
@@ -278,13 +316,15 @@ impl ImportEntries {
 
     /// The bytes of an entry.
     pub(super) fn open(&self, name: &str) -> Result<Box<dyn Read + Send>, ImportError> {
-        match (self.find(name)?.1, &self.archive) {
-            (EntryLocation::File(path), _) => {
+        match (self.find(name)?.1, &self.archive, &self.reader) {
+            (EntryLocation::File(path), ..) => {
                 Ok(Box::new(fs_err::File::open(path).map_err(file(path))?.into_file()))
             }
-            (EntryLocation::Part { at, size }, Some(archive)) => {
+            (EntryLocation::Part { at, size }, Some(archive), _) => {
                 Ok(Box::new(ArchiveSection { archive: archive.clone(), at: *at, end: at + size }))
             }
+            (EntryLocation::Document(bytes), ..) => Ok(Box::new(io::Cursor::new(bytes.clone()))),
+            (EntryLocation::Blob { digest, .. }, _, Some(reader)) => Ok(reader.open(digest)),
             _ => Err(ImportError::Missing { name: name.to_owned() }),
         }
     }

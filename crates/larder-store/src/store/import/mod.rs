@@ -1,7 +1,8 @@
-//! Images from files: an OCI layout in a directory or an archive, or the output of `docker save`.
+//! Images from files: an OCI layout in a directory or an archive, or the output of `docker save`; and an OCI layout whose blobs
+//! another program has.
 //!
 //! ```text
-//! directory | file | stream -> entries by name -> images: manifests, configs, where each layer's bytes are
+//! directory | file | stream | blobs -> entries by name -> images: manifests, configs, where each layer's bytes are
 //! ```
 //!
 //! Read [`Store::read_import`] first. It reads small documents and does not read layers; the caller that unpacks them gets
@@ -27,7 +28,7 @@ use std::sync::Arc;
 
 use larder::reference::{Digest, Reference};
 
-pub use entries::{ImportSource, files_of};
+pub use entries::{BlobReader, ImportSource, files_of};
 pub use error::ImportError;
 pub use found_images::LeftOutManifest;
 pub use image::ImportImage;
