@@ -2,9 +2,10 @@
 
 use std::error::Error;
 
-const DEFINITIONS: [&str; 8] = [
+const DEFINITIONS: [&str; 9] = [
     "containers.proto",
     "content.proto",
+    "events.proto",
     "images.proto",
     "introspection.proto",
     "leases.proto",

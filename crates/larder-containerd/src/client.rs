@@ -8,14 +8,17 @@ use larder_cri::channel::CriChannel;
 use larder_cri::{MAX_MESSAGE_BYTES, call_error, deadline, joined, origin};
 use prost_types::FieldMask;
 use tonic::metadata::AsciiMetadataValue;
-use tonic::{Code, Request, Status};
+use tonic::{Code, Request, Status, Streaming};
 
 use crate::proto::containers::containers_client::ContainersClient;
 use crate::proto::containers::{Container, ListContainersRequest};
 use crate::proto::content::content_client::ContentClient;
 use crate::proto::content::{
-    Info as Blob, ListContentRequest, UpdateRequest as UpdateContentRequest, WriteAction, WriteContentRequest,
+    Info as Blob, ListContentRequest, ReadContentRequest, ReadContentResponse,
+    UpdateRequest as UpdateContentRequest, WriteAction, WriteContentRequest,
 };
+use crate::proto::events::events_client::EventsClient;
+use crate::proto::events::{Envelope, SubscribeRequest};
 use crate::proto::images::images_client::ImagesClient;
 use crate::proto::images::{
     CreateImageRequest, DeleteImageRequest, GetImageRequest, Image as ImageRecord, ListImagesRequest,
@@ -71,8 +74,13 @@ impl ContainerdClient {
     }
 
     fn request<T>(&self, namespace: &str, message: T) -> Result<Request<T>, Status> {
-        let mut request = Request::new(message);
+        let mut request = self.unlimited(namespace, message)?;
         request.set_timeout(self.timeout);
+        Ok(request)
+    }
+
+    fn unlimited<T>(&self, namespace: &str, message: T) -> Result<Request<T>, Status> {
+        let mut request = Request::new(message);
         let namespace = AsciiMetadataValue::try_from(namespace)
             .map_err(|_| Status::invalid_argument(format!("invalid namespace {namespace:?}")))?;
         request.metadata_mut().insert("containerd-namespace", namespace);
@@ -131,6 +139,22 @@ impl ContainerdClient {
         let filters = filter.into_iter().collect();
         let request = self.request(namespace, ListContentRequest { filters })?;
         joined(client!(self, ContentClient).list(request), |part| part.info).await
+    }
+
+    /// The bytes of a blob, in parts. No time limit.
+    pub(crate) async fn read_blob(
+        &self,
+        namespace: &str,
+        digest: &str,
+    ) -> Result<Streaming<ReadContentResponse>, Status> {
+        let request = self.unlimited(namespace, ReadContentRequest { digest: digest.to_owned() })?;
+        Ok(client!(self, ContentClient).read(request).await?.into_inner())
+    }
+
+    /// The events that match a filter, from now on. No time limit.
+    pub(crate) async fn subscribe(&self, filter: String) -> Result<Streaming<Envelope>, Status> {
+        let request = Request::new(SubscribeRequest { filters: vec![filter] });
+        Ok(client!(self, EventsClient).subscribe(request).await?.into_inner())
     }
 
     /// The snapshots of a namespace.

@@ -6,6 +6,7 @@
 //!        '----------> images, leases, namespaces    -> what else has them  > garbage collection
 //! ContainerdUses   -> containers that CRI omits     -> images in use      /
 //! SharedSnapshots  -> snapshots, images, leases     -> what removing an image of larder's store does not free
+//! ContainerdImages -> images, content, events     -> images that others put there, for larder's store
 //! ImagePublisher   -> content, snapshots, images    -> images of larder's store that containerd can run
 //! ContainerdInspector -> version, plugins, content  -> whether containerd uses the store, and what it has of its own
 //! configuration   -> files, ContainerdInspector     -> containerd keeps its snapshots in larder's store
@@ -22,12 +23,14 @@ mod client;
 pub mod configuration;
 mod graph;
 mod holders;
+mod images;
 mod inspect;
 mod layers;
 mod publish;
 mod shared_snapshots;
 mod uses;
 
+pub use images::{ContainerdImage, ContainerdImages, ImageChanges};
 pub use inspect::{ContainerdInspector, SnapshotterPlugin};
 pub use layers::ContainerdLayers;
 pub use publish::{ForeignName, ImagePublisher, PublishedImage};
@@ -52,6 +55,10 @@ mod proto {
 
     pub(crate) mod content {
         tonic::include_proto!("containerd.services.content.v1");
+    }
+
+    pub(crate) mod events {
+        tonic::include_proto!("containerd.services.events.v1");
     }
 
     pub(crate) mod images {

@@ -23,6 +23,7 @@ pub use records::PublishedImage;
 
 use crate::NAMESPACE;
 use crate::client::ContainerdClient;
+use crate::images::is_full_name;
 use crate::proto::images::Image as ImageRecord;
 use crate::proto::snapshots::PrepareSnapshotRequest;
 
@@ -102,13 +103,19 @@ impl ImagePublisher {
     }
 
     /// Removes these names of an image, and returns after containerd has collected what only they referenced. A name that stands
-    /// for another image stays.
+    /// for another image stays. With its ID go the names that are not in full, since no caller of CRI can remove those.
     pub async fn withdraw(&self, image: &PublishedImage, names: &[String]) -> Result<(), BackendError> {
         let withdrawn = self.client.within_limit(async {
             let mut owned = Vec::new();
             for name in names {
                 let record = self.client.image(NAMESPACE, name).await?;
-                owned.extend(record.filter(|record| image.owns(record)).map(|_| name));
+                owned.extend(record.filter(|record| image.owns(record)).map(|_| name.clone()));
+            }
+            if names.iter().any(|name| name == image.id.as_str()) {
+                let records = self.client.images(NAMESPACE).await?.into_iter();
+                let unfit =
+                    records.filter(|record| !is_full_name(&record.name) && image.has_target_of(record));
+                owned.extend(unfit.map(|record| record.name).filter(|name| name != image.id.as_str()));
             }
             for (at, name) in owned.iter().enumerate() {
                 self.client.delete_image(NAMESPACE, name, at + 1 == owned.len()).await?;
@@ -172,11 +179,14 @@ impl ImagePublisher {
             Err(status) if status.code() == Code::AlreadyExists => {}
             created => return created.map(|()| true),
         }
+        let mut record = record;
         if foreign == ForeignName::Keep
             && let Some(present) = self.client.image(NAMESPACE, &record.name).await?
-            && !image.owns(&present)
         {
-            return Ok(false);
+            if !image.owns(&present) {
+                return Ok(false);
+            }
+            record = image.with_present_target(record, present);
         }
         self.client.update_image(NAMESPACE, record).await.map(|()| true)
     }

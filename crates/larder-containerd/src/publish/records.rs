@@ -54,7 +54,23 @@ impl PublishedImage {
     pub(super) fn owns(&self, record: &ImageRecord) -> bool {
         let target = record.target.as_ref().map(|target| target.digest.as_str()).unwrap_or_default();
         record.labels.get(PUBLISHED).is_some_and(|published| published == target)
-            || self.documents.iter().any(|(digest, _)| digest.as_str() == target)
+            || self.has_target_of(record)
+    }
+
+    /// Whether a name of containerd stands for one of the image's documents.
+    pub(super) fn has_target_of(&self, record: &ImageRecord) -> bool {
+        let target = record.target.as_ref().map(|target| target.digest.as_str());
+        self.documents.iter().any(|(digest, _)| Some(digest.as_str()) == target)
+    }
+
+    /// The record of a name as larder publishes it, for the document that the name stands for if that is one of the image's:
+    /// another program may have put an index there with images of other platforms, which containerd would remove.
+    pub(super) fn with_present_target(&self, new: ImageRecord, present: ImageRecord) -> ImageRecord {
+        let is_own = self.has_target_of(&present);
+        match present.target.filter(|_| is_own) {
+            Some(target) => record(&new.name, &target),
+            None => new,
+        }
     }
 
     pub(super) fn records(&self, snapshotter: &str) -> Result<ContainerdRecords, String> {
@@ -185,6 +201,22 @@ mod tests {
         assert!(!image.owns(&record), "another program moved it");
         record.labels.insert(PUBLISHED.to_owned(), other("9"));
         assert!(image.owns(&record), "larder moves it");
+    }
+
+    #[test]
+    fn a_name_keeps_the_document_of_the_image_that_it_stands_for() {
+        let image = image();
+        let new = image.records("larder").unwrap().images.remove(0);
+        let with_target = |digit: &str| {
+            let mut record = new.clone();
+            record.target.as_mut().unwrap().digest = format!("sha256:{}", digit.repeat(64));
+            record.labels.clear();
+            record
+        };
+        let kept = image.with_present_target(new.clone(), with_target("a"));
+        assert_eq!(kept.target, with_target("a").target);
+        assert!(image.owns(&kept) && kept.labels.len() == 2);
+        assert_eq!(image.with_present_target(new.clone(), with_target("9")), new);
     }
 
     #[test]
