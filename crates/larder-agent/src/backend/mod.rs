@@ -4,11 +4,13 @@
 //! Config -> target (where) -> open (BackendHandle) -> gc_wiring (CollectorBuilder)
 //! ```
 
+mod adopt;
 pub mod docker;
 pub(crate) mod gc_wiring;
 mod handle;
 pub(crate) mod layer_fetcher;
 mod open;
+pub(crate) mod piece_reader;
 pub mod providers;
 mod published_layers;
 pub(crate) mod publisher;

@@ -1,4 +1,5 @@
-//! Publishes the images of larder's own store to the containerd that keeps its snapshots there.
+//! Publishes the images of larder's own store to the containerd that keeps its snapshots there, and [loads](super::adopt) those
+//! that other programs put there.
 //!
 //! An image is published after its commit and withdrawn before its removal, since the snapshots of containerd retain its
 //! layers. The containers of containerd use images like the store's own mounts.
@@ -20,22 +21,26 @@ use larder::hidden::HiddenImages;
 use larder::reference::{Digest, ImageId, ImageName};
 use larder::retention::{Retention, RetentionError, RetentionSource, SourceScope};
 use larder::retry::retry_until;
-use larder_containerd::{ContainerdUses, ForeignName, ImagePublisher, PublishedImage, SharedSnapshots};
+use larder_containerd::{
+    ContainerdImages, ContainerdUses, ForeignName, ImagePublisher, PublishedImage, SharedSnapshots,
+};
+use larder_cri::channel::CriChannel;
 use larder_cri::{CriBackend, CriConfig, Endpoint};
 use larder_store::backend::{AttachedRuntime, StoreBackend};
 use larder_store::store::{ImageRecord, Store, StoreError};
 use parking_lot::Mutex;
-use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
+use tokio::sync::{Mutex as AsyncMutex, Notify, OwnedMutexGuard};
 use tokio::task::spawn_blocking;
 use tokio::time;
 
+use super::adopt::AdoptionFailures;
 use crate::config::Config;
 
 /// First and longest back-off after a failed publication.
 const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
-/// How often the images of the store are compared with those of the containerd that has them, too.
-const PUBLISH_INTERVAL: Duration = Duration::from_secs(30);
+/// How long to wait for further changes of the images of containerd before they are compared with those of the store.
+const SETTLE: Duration = Duration::from_millis(200);
 
 /// The socket of the containerd to which these settings publish images, if there is one.
 pub(crate) fn socket(config: &Config) -> Option<&str> {
@@ -70,12 +75,23 @@ fn publisher_of(config: &Config) -> Option<ImagePublisher> {
     Some(ImagePublisher::new(CriBackend::new(endpoint, cri)))
 }
 
+/// Reads the images of the containerd to which a publisher publishes.
+fn images_of(publisher: &ImagePublisher, config: &Config) -> ContainerdImages {
+    let cri = publisher.cri();
+    let endpoint = cri.image_channel().endpoint().clone();
+    ContainerdImages::new(CriChannel::new(endpoint, config.runtime.connect_timeout), cri.request_timeout())
+}
+
 /// Keeps the images of a store and those of its containerd equal.
 pub(crate) struct StorePublisher {
-    store: StoreBackend,
+    pub(super) store: StoreBackend,
     publisher: ImagePublisher,
+    pub(super) images: ContainerdImages,
+    pub(super) failures: AdoptionFailures,
     /// The images that containerd does not get.
-    hidden: Option<Arc<HiddenImages>>,
+    pub(super) hidden: Option<Arc<HiddenImages>>,
+    /// Notified when the images of the store and those of containerd may differ.
+    changed: Notify,
     published: Mutex<PublishedNames>,
     comparison: Mutex<Comparison>,
     /// Of the images that are being published or withdrawn, by ID.
@@ -110,8 +126,11 @@ impl StorePublisher {
         let store = store.clone();
         publisher_of(config).map(|publisher| StorePublisher {
             store,
+            images: images_of(&publisher, config),
             publisher,
+            failures: AdoptionFailures::default(),
             hidden,
+            changed: Notify::new(),
             published: Mutex::default(),
             comparison: Mutex::default(),
             locks: Mutex::default(),
@@ -170,17 +189,41 @@ impl StorePublisher {
         self.publisher.cri()
     }
 
-    /// Publishes what the store has and containerd lacks, soon after it starts and from time to time, until dropped.
+    /// Publishes what the store has and containerd lacks, and loads what containerd has and the store lacks: when it starts, and
+    /// after each change in containerd, until dropped.
     pub(crate) async fn run(&self) {
+        tokio::join!(self.watch(), self.compare());
+    }
+
+    /// Notes when images of containerd change.
+    async fn watch(&self) {
+        loop {
+            match self.images.changes().await {
+                Ok(mut changes) => {
+                    self.changed.notify_one(); // for changes before the subscription
+                    while changes.next().await {
+                        self.changed.notify_one();
+                    }
+                }
+                Err(error) => {
+                    tracing::debug!("cannot subscribe to changes of the images of containerd: {error}")
+                }
+            }
+            time::sleep(BACKOFF.0).await;
+        }
+    }
+
+    async fn compare(&self) {
         let errors = AsyncMutex::new(PublishErrors::new());
         loop {
             retry_until(BACKOFF, || async { self.reconcile(&mut *errors.lock().await).await }).await;
-            time::sleep(PUBLISH_INTERVAL).await;
+            self.changed.notified().await;
+            time::sleep(SETTLE).await;
         }
     }
 
     /// Publishes the images that containerd does not have: those of other commands, those that could not be published, and those
-    /// that it has lost. Returns whether it has all then.
+    /// that it has lost. Then loads those that the store does not have. Returns whether both have all.
     async fn reconcile(&self, errors: &mut PublishErrors) -> bool {
         if let Err(error) = self.publisher.end_stale_leases().await {
             tracing::debug!("cannot end stale leases in containerd: {error}");
@@ -198,14 +241,18 @@ impl StorePublisher {
             }
         };
         own.retain(|image| !self.hides(image));
-        let complete = self.publish_missing(&own, &listed, errors).await;
+        let mut complete = self.publish_missing(&own, &listed, errors).await;
+        complete &= self.adopt_missing().await.unwrap_or_else(|error| {
+            tracing::debug!("cannot compare the images of containerd with those of the store: {error}");
+            false
+        });
         let published = own.iter().filter(|image| self.is_published(image)).count();
         *self.comparison.lock() = Comparison {
             at: Some(Timestamp::now()),
             version: Some(version),
             published,
             pending: own.len() - published,
-            problem: errors.values().next().cloned(),
+            problem: errors.values().next().cloned().or_else(|| self.failures.first()),
         };
         complete
     }
@@ -232,7 +279,7 @@ impl StorePublisher {
     }
 
     /// Waits until no other caller publishes or withdraws an image.
-    async fn lock(&self, id: &str) -> OwnedMutexGuard<()> {
+    pub(super) async fn lock(&self, id: &str) -> OwnedMutexGuard<()> {
         let lock = {
             let mut locks = self.locks.lock();
             locks.retain(|_, lock| lock.strong_count() > 0);
@@ -246,7 +293,7 @@ impl StorePublisher {
     }
 
     /// An image as the store has it while no other caller publishes or withdraws it; `None` if the store does not have it.
-    async fn locked(
+    pub(super) async fn locked(
         &self,
         image: &ImageName,
     ) -> Result<Option<(OwnedMutexGuard<()>, PublishedImage)>, BackendError> {
@@ -257,7 +304,7 @@ impl StorePublisher {
     }
 
     /// An image as containerd gets it; `None` if the store does not have it.
-    async fn published(&self, image: &ImageName) -> Result<Option<PublishedImage>, BackendError> {
+    pub(super) async fn published(&self, image: &ImageName) -> Result<Option<PublishedImage>, BackendError> {
         let (store, image) = (self.store.store().clone(), image.clone());
         let read = move || store.image(image)?.map(|record| published(&store, record)).transpose();
         match spawn_blocking(read).await {
@@ -280,7 +327,11 @@ impl StorePublisher {
         }
     }
 
-    async fn publish_locked(&self, image: &PublishedImage, foreign: ForeignName) -> Result<(), BackendError> {
+    pub(super) async fn publish_locked(
+        &self,
+        image: &PublishedImage,
+        foreign: ForeignName,
+    ) -> Result<(), BackendError> {
         let repo_tags = image.names.iter().map(|(name, _)| name.clone()).collect();
         if self.hides(&Image { id: image.id.clone().into(), repo_tags, ..Image::default() }) {
             return Ok(());
@@ -289,7 +340,10 @@ impl StorePublisher {
         let mut known = self.published.lock();
         match &published {
             Ok(()) => known.insert(image.id.to_string(), image.record_names().into_iter().collect()),
-            Err(_) => known.remove(image.id.as_str()),
+            Err(_) => {
+                self.changed.notify_one();
+                known.remove(image.id.as_str())
+            }
         };
         published
     }

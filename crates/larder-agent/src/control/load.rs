@@ -1,7 +1,7 @@
 //! An archive that a client sends in pieces, into larder's own store. A client that goes away ends it; what the archive's
 //! images need is checked by the store, as of a file; and the images are leased.
 
-use std::io::{self, Read};
+use std::io;
 use std::time::Duration;
 
 use futures_util::{Stream, StreamExt as _};
@@ -20,6 +20,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::time;
 use tonic::Status;
 
+use crate::backend::piece_reader::PieceReader;
 use crate::error::Error;
 use crate::image_name;
 use crate::node::{Node, Storage};
@@ -52,7 +53,7 @@ pub(super) async fn load(
     let name = Some(first.name).filter(|name| !name.is_empty());
     let name = name.as_deref().map(base_name).transpose().map_err(|error| error.about("name"))?;
     let (feed, arriving) = mpsc::channel(AHEAD);
-    let arriving = UploadReader { pieces: arriving, piece: first.piece, at: 0 };
+    let arriving = PieceReader::new(first.piece, arriving);
     tokio::select! {
         loaded = import(store, ImportSource::Stream(Box::new(arriving)), name) => {
             let loaded = loaded?;
@@ -96,7 +97,7 @@ async fn publish(storage: &Storage, loaded: &[api::LoadedImage]) -> Result<(), E
         outcome.map_err(|error| {
             Error::from(error)
                 .about(format!("image {} is loaded, and not known to containerd", image.id))
-                .hint("the daemon tries again within 30 s; see its log")
+                .hint("the daemon tries again; see its log")
         })?;
     }
     Ok(())
@@ -148,28 +149,6 @@ async fn next(
             Err(Error::bad_input(format!("chunk of {bytes} bytes exceeds the limit of {MAX_PIECE}")).into())
         }
         _ => Ok(piece),
-    }
-}
-
-/// Bytes received so far, as the store reads them on a thread that may block.
-struct UploadReader {
-    pieces: mpsc::Receiver<io::Result<Vec<u8>>>,
-    piece: Vec<u8>,
-    /// So much of the piece has been read.
-    at: usize,
-}
-
-impl Read for UploadReader {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        while self.at == self.piece.len() {
-            let Some(next) = self.pieces.blocking_recv() else { return Ok(0) };
-            (self.piece, self.at) = (next?, 0);
-        }
-        let left = &self.piece[self.at..];
-        let read = left.len().min(into.len());
-        into[..read].copy_from_slice(&left[..read]);
-        self.at += read;
-        Ok(read)
     }
 }
 

@@ -20,6 +20,7 @@ use super::{Node, Storage};
 
 /// The images of a node for callers of CRI.
 ///
+/// * An image that another program put into that containerd is loaded when a caller wants to use it, if it was not before.
 /// * Hidden images, and those that the containerd of the settings does not have, are absent.
 /// * Images with a [pin](CriPins) are reported as pinned. A removal by name obliges all the same, as CRI demands, and its
 ///   record names the pin.
@@ -128,7 +129,14 @@ impl CriImages for NodeCriImages {
     }
 
     async fn status(&self, image: &ImageSpec, intent: StatusIntent) -> Result<Option<Image>, BackendError> {
-        let found = self.manager()?.status(image, intent).await?;
+        let manager = self.manager()?;
+        let mut found = manager.status(image, intent).await?;
+        if found.is_none()
+            && let Some(publisher) = self.storage.publisher().filter(|_| intent == StatusIntent::Use)
+            && publisher.adopt_named(&image.image).await
+        {
+            found = manager.status(image, intent).await?;
+        }
         let Some(found) = found.filter(|image| !self.pulls.hides(image)) else { return Ok(None) };
         if intent == StatusIntent::Use && !self.can_run(&found).await {
             return Ok(None);

@@ -3,6 +3,7 @@
 mod burst;
 mod fetches;
 mod hides;
+mod others;
 mod shares;
 
 use std::path::{Path, PathBuf};
