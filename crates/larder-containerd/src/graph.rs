@@ -212,10 +212,20 @@ impl SnapshotChains {
     }
 }
 
-/// Layers are snapshots and the archives they were unpacked from. An image whose config is missing is skipped. The sizes
+/// Which blob has the ID of an image as its digest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ImageIdKind {
+    /// The config, as in CRI.
+    Config,
+    /// The target of the image's records, a manifest or an index, as in Docker Engine.
+    Target,
+}
+
+/// Layers are snapshots and the archives they were unpacked from. An image without its blob is skipped. The sizes
 /// are estimated unless everything that retains a layer is known, which includes the image `records`.
 pub(crate) fn layers(
     images: &[Image],
+    id_kind: ImageIdKind,
     content: &ContentGraph,
     stacks: &[SnapshotChains],
     records: Option<&[ImageRecord]>,
@@ -223,57 +233,86 @@ pub(crate) fn layers(
     let mut layers = LayerUsageIndex::unknown();
     let estimated = records.is_none();
     stacks.iter().flat_map(|chains| chains.layers(estimated)).for_each(|layer| layers.add(layer));
-    let listed = || images.iter().filter_map(|image| Some((image, content.blobs.get(image.id.as_str())?)));
-    let configs = || listed().map(|(_, config)| config);
+    let listed: Vec<ListedImage<'_>> =
+        images.iter().filter_map(|image| ListedImage::of(image, id_kind, content)).collect();
     let mut leads: HashMap<&str, usize> = HashMap::new();
-    for config in configs() {
-        for digest in content.leading_to(&config.digest) {
-            *leads.entry(digest).or_default() += 1;
-        }
+    for digest in listed.iter().flat_map(|image| &image.metadata) {
+        *leads.entry(digest).or_default() += 1;
     }
-    for (image, config) in listed() {
+    for listed in &listed {
+        let ListedImage { image, config, metadata, archives } = listed;
         let mut ids = Vec::new();
-        let platforms = other_platforms(image, config, records.unwrap_or_default(), content);
-        for archive in content.archives(&config.digest).union(&platforms).copied() {
+        let targets = match id_kind {
+            ImageIdKind::Config => targets_of(image, records.unwrap_or_default()),
+            ImageIdKind::Target => vec![image.id.as_str()],
+        };
+        let platforms = listed.other_platforms(&targets, content);
+        for archive in archives.union(&platforms).copied() {
             let (id, amount) = (LayerId::from(format!("archive {archive}")), content.amount(archive));
             let referenced_by = content.held.get(archive).cloned();
             layers.add(MeasuredLayer { id: id.clone(), amount, estimated, referenced_by });
             ids.push(id);
         }
-        let configs = platforms.iter().filter_map(|digest| content.blobs.get(*digest)).chain([config]);
+        let configs = platforms.iter().filter_map(|digest| content.blobs.get(*digest)).chain([*config]);
         for (snapshotter, top) in configs.flat_map(tops) {
             let of = stacks.iter().filter(|stacks| stacks.snapshotter == snapshotter);
             ids.extend(of.flat_map(|stacks| stacks.down_from(top).map(|name| stacks.id(name))));
         }
-        // An index that leads to several images belongs to none alone. What is one of the layers counts there.
-        let leading = content.leading_to(&config.digest).into_iter().filter(|digest| leads[digest] == 1);
-        let metadata = leading.chain([config.digest.as_str()]);
-        let metadata =
-            metadata.filter(|digest| !content.held.contains_key(*digest) && !platforms.contains(digest));
-        let own = metadata.map(|digest| content.amount(digest)).sum();
-        layers.add_image(&config.digest, &ids, own);
+        // What several images have belongs to none alone. What is one of the layers counts there.
+        let own =
+            metadata.iter().filter(|digest| leads[*digest] == 1 && !content.held.contains_key(**digest));
+        let own =
+            own.filter(|digest| !platforms.contains(*digest)).map(|digest| content.amount(digest)).sum();
+        layers.add_image(&image.id, &ids, own);
     }
     layers
 }
 
-/// The blobs that the records of an image retain beside those that lead to its config or are its layers: the manifests,
-/// configs and archives of other platforms, where an index was fetched for several.
-fn other_platforms<'a>(
-    image: &Image,
-    config: &Blob,
-    records: &'a [ImageRecord],
-    content: &'a ContentGraph,
-) -> BTreeSet<&'a str> {
+/// An image whose blobs are known.
+struct ListedImage<'a> {
+    image: &'a Image,
+    /// Its config, or the blob with its ID if nothing of the image is unpacked.
+    config: &'a Blob,
+    /// The config, and the manifests and indexes through which the image has it.
+    metadata: BTreeSet<&'a str>,
+    /// The archives of the layers of the config.
+    archives: BTreeSet<&'a str>,
+}
+
+impl<'a> ListedImage<'a> {
+    fn of(image: &'a Image, id_kind: ImageIdKind, content: &'a ContentGraph) -> Option<ListedImage<'a>> {
+        let named = content.blobs.get(image.id.as_str())?;
+        let of_config =
+            |config: &'a Blob| (content.leading_to(&config.digest), content.archives(&config.digest));
+        let (config, (mut metadata, archives)) = match id_kind {
+            ImageIdKind::Config => (named, of_config(named)),
+            ImageIdKind::Target => {
+                let below: BTreeSet<&str> = content.below(&named.digest).into_iter().collect();
+                let mut blobs = below.iter().filter_map(|digest| content.blobs.get(*digest));
+                let config = blobs.find(|blob| tops(blob).next().is_some()).unwrap_or(named);
+                let (leading, archives) = of_config(config);
+                (config, (&leading & &below, &archives & &below))
+            }
+        };
+        metadata.insert(&config.digest);
+        Some(ListedImage { image, config, metadata, archives })
+    }
+
+    /// The blobs that the image retains by these targets beside its own: the manifests, configs and archives of other
+    /// platforms, where an index was fetched for several.
+    fn other_platforms(&self, targets: &[&'a str], content: &'a ContentGraph) -> BTreeSet<&'a str> {
+        let below = targets.iter().flat_map(|target| content.below(target));
+        let present = below.filter(|digest| content.blobs.contains_key(*digest));
+        present.filter(|digest| !self.metadata.contains(digest) && !self.archives.contains(digest)).collect()
+    }
+}
+
+/// The targets of the records of an image.
+fn targets_of<'a>(image: &Image, records: &'a [ImageRecord]) -> Vec<&'a str> {
     let names = || image.repo_tags.iter().chain(&image.repo_digests).map(String::as_str);
     let own =
         records.iter().filter(|record| names().chain([image.id.as_str()]).any(|name| name == record.name));
-    let targets = own.filter_map(|record| Some(record.target.as_ref()?.digest.as_str()));
-    let present =
-        targets.flat_map(|target| content.below(target)).filter(|digest| content.blobs.contains_key(*digest));
-    let (leading, archives) = (content.leading_to(&config.digest), content.archives(&config.digest));
-    let is_own =
-        |digest: &str| digest == config.digest || leading.contains(digest) || archives.contains(digest);
-    present.filter(|digest| !is_own(digest)).collect()
+    own.filter_map(|record| Some(record.target.as_ref()?.digest.as_str())).collect()
 }
 
 /// A size as a Go integer.
@@ -345,7 +384,7 @@ mod tests {
 
     #[test]
     fn an_image_has_its_archives_and_snapshots_and_beside_them_its_documents() {
-        let found = layers(&images(), &content(), &[stacks(&[])], Some(&[]));
+        let found = layers(&images(), ImageIdKind::Config, &content(), &[stacks(&[])], Some(&[]));
         let expected = [
             ("archive archive-1", of(8192, 1)),
             ("archive archive-base", of(8192, 1)),
@@ -377,7 +416,7 @@ mod tests {
         let records = [ImageRecord { name: "r.example/app:1".into(), target, ..ImageRecord::default() }];
         let image =
             Image { id: "config-1".into(), repo_tags: vec!["r.example/app:1".into()], ..Image::default() };
-        let found = layers(&[image], &content, &[stacks], Some(&records));
+        let found = layers(&[image], ImageIdKind::Config, &content, &[stacks], Some(&records));
         let ids: Vec<String> =
             layers_of(&found, "config-1").into_iter().map(|(id, _)| id.to_string()).collect();
         let expected = [
@@ -394,10 +433,31 @@ mod tests {
         assert_eq!(found.layers_of("config-1").unwrap().own, of(3 * 4096, 3), "config, manifest, index");
     }
 
+    /// Docker Engine lists the targets of records; two of them lead to one config here.
+    #[test]
+    fn an_image_of_docker_has_what_is_below_its_target() {
+        let images = ["index", "manifest-1", "manifest-2", "archive-2"];
+        let images = images.map(|id| Image { id: id.into(), ..Image::default() });
+        let found = layers(&images, ImageIdKind::Target, &content(), &[stacks(&[])], Some(&[]));
+        let of_first = layers_of(&found, "manifest-1");
+        let ids: Vec<&str> = of_first.iter().map(|(id, _)| id.as_str()).collect();
+        assert_eq!(ids, ["archive archive-1", "archive archive-base", "overlayfs base", "overlayfs top-1"]);
+        assert_eq!(layers_of(&found, "index"), of_first);
+        let own = |image| found.layers_of(image).unwrap().own;
+        assert_eq!(own("index"), of(4096, 1), "not what manifest-1 has, too");
+        assert_eq!(own("manifest-1"), of(0, 0));
+        assert_eq!(own("manifest-2"), of(2 * 4096, 2));
+        assert_eq!(
+            (layers_of(&found, "archive-2"), own("archive-2")),
+            (Vec::new(), of(8192, 1)),
+            "not unpacked"
+        );
+    }
+
     #[test]
     fn the_layers_below_a_container_are_retained() {
         let stacks = stacks(&[snapshot("container", "top-2", Kind::Active)]);
-        let found = layers(&images(), &content(), &[stacks], Some(&[]));
+        let found = layers(&images(), ImageIdKind::Config, &content(), &[stacks], Some(&[]));
         let held = found.all().iter().filter(|layer| layer.referenced_by.is_some());
         let mut held: Vec<&str> = held.map(|layer| layer.id.as_str()).collect();
         held.sort_unstable();
@@ -408,7 +468,7 @@ mod tests {
     fn held(holders: &[Holder]) -> Vec<(String, String)> {
         let (mut content, mut chains) = (content(), vec![stacks(&[])]);
         holders::mark(holders, &mut content, &mut chains);
-        let found = layers(&images(), &content, &chains, Some(&[]));
+        let found = layers(&images(), ImageIdKind::Config, &content, &chains, Some(&[]));
         let held =
             found.all().iter().filter_map(|layer| Some((layer.id.to_string(), layer.referenced_by.clone()?)));
         let mut held: Vec<_> = held.collect();
@@ -447,7 +507,7 @@ mod tests {
         let others = ["archive-1", "config-1", "manifest-1", "index"].map(str::to_owned).to_vec();
         let (mut content, mut chains) = (content(), vec![stacks(&[])]);
         holders::mark(&[Holder::namespace("moby", others)], &mut content, &mut chains);
-        let found = layers(&images(), &content, &chains, Some(&[]));
+        let found = layers(&images(), ImageIdKind::Config, &content, &chains, Some(&[]));
         assert_eq!(found.layers_of("config-1").unwrap().own, DiskSpace::ZERO);
         assert_eq!(found.layers_of("config-2").unwrap().own, of(2 * 4096, 2));
         let held = found.all().iter().filter(|layer| layer.referenced_by.is_some());
@@ -477,7 +537,7 @@ mod tests {
         let mut chains = vec![stacks(&[top])];
         let roots = holders::labelled_roots(&content, &chains);
         holders::mark(&roots, &mut content, &mut chains);
-        let found = layers(&images(), &content, &chains, Some(&[]));
+        let found = layers(&images(), ImageIdKind::Config, &content, &chains, Some(&[]));
         let mut held: Vec<&str> = found
             .all()
             .iter()
@@ -490,13 +550,13 @@ mod tests {
 
     #[test]
     fn sizes_are_estimated_while_it_is_unknown_what_else_retains_layers() {
-        let found = layers(&images(), &content(), &[stacks(&[])], None);
+        let found = layers(&images(), ImageIdKind::Config, &content(), &[stacks(&[])], None);
         assert!(!found.all().is_empty() && found.all().iter().all(|layer| layer.estimated));
         // One that is not containerd's own, and one whose snapshots may share blocks.
         for snapshotter in ["remote", "native"] {
             let base = snapshot("base", "", Kind::Committed);
             let other = SnapshotChains::of(snapshotter, &[base], [("base".to_owned(), of(4096, 1))].into());
-            let found = layers(&images(), &content(), &[stacks(&[]), other], Some(&[]));
+            let found = layers(&images(), ImageIdKind::Config, &content(), &[stacks(&[]), other], Some(&[]));
             let estimated: Vec<&str> =
                 found.all().iter().filter(|layer| layer.estimated).map(|layer| layer.id.as_str()).collect();
             assert_eq!(estimated, [format!("{snapshotter} base")]);

@@ -10,6 +10,7 @@
 //! ```
 
 use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -18,13 +19,14 @@ use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use jiff::Timestamp;
 use larder::backend::{BackendError, Image};
 use larder::gc::{DiskSpace, LayerSource, LayerUsageIndex};
+use larder_cri::Endpoint;
 use larder_cri::channel::CriChannel;
 use tokio::sync::Mutex;
 use tonic::{Code, Status};
 
 use crate::NAMESPACE;
 use crate::client::ContainerdClient;
-use crate::graph::{ContentGraph, SnapshotChains, layers, positive};
+use crate::graph::{ContentGraph, ImageIdKind, SnapshotChains, layers, positive};
 use crate::holders::{self, Holder};
 use crate::proto::images::Image as ImageRecord;
 use crate::proto::snapshots::{Info as Snapshot, Kind};
@@ -35,6 +37,9 @@ const CALLS_AT_ONCE: usize = 8;
 /// Queries containerd for the disk usage of layers. Other runtimes return an error.
 pub struct ContainerdLayers {
     client: ContainerdClient,
+    /// The namespace of the images.
+    namespace: String,
+    id_kind: ImageIdKind,
     /// By snapshotter and name. Committed snapshots do not change.
     usages: Mutex<HashMap<(String, String), DiskSpace>>,
     /// True once it was logged that sizes are estimated.
@@ -42,17 +47,68 @@ pub struct ContainerdLayers {
 }
 
 impl ContainerdLayers {
-    /// Over this connection; `timeout` limits each query with all its calls.
+    /// Of the images of CRI, over this connection; `timeout` limits each query with all its calls.
     pub fn new(channel: CriChannel, timeout: Duration) -> ContainerdLayers {
-        let client = ContainerdClient::new(channel, timeout);
-        ContainerdLayers { client, usages: Mutex::default(), warned: AtomicBool::new(false) }
+        ContainerdLayers::of_namespace(NAMESPACE, ImageIdKind::Config, channel, timeout)
+    }
+
+    /// Of the images that a Docker Engine has in a namespace of the containerd at this socket.
+    pub fn of_docker(
+        socket: &Path,
+        namespace: &str,
+        connect_timeout: Duration,
+        timeout: Duration,
+    ) -> ContainerdLayers {
+        let channel = CriChannel::new(Endpoint::at(socket), connect_timeout);
+        ContainerdLayers::of_namespace(namespace, ImageIdKind::Target, channel, timeout)
+    }
+
+    fn of_namespace(
+        namespace: &str,
+        id_kind: ImageIdKind,
+        channel: CriChannel,
+        timeout: Duration,
+    ) -> ContainerdLayers {
+        ContainerdLayers {
+            client: ContainerdClient::new(channel, timeout),
+            namespace: namespace.to_owned(),
+            id_kind,
+            usages: Mutex::default(),
+            warned: AtomicBool::new(false),
+        }
+    }
+
+    /// The directory of the snapshots of this snapshotter; the one around it, if the blobs are there, too. `None` if
+    /// containerd does not report it.
+    pub async fn root(&self, snapshotter: &str) -> Result<Option<PathBuf>, BackendError> {
+        let root = async |filter: String| {
+            let found = self.client.plugins(&filter).await.map_err(|status| self.client.error(&status))?;
+            let root = found.into_iter().find_map(|plugin| plugin.exports.get("root").map(PathBuf::from));
+            Ok(root)
+        };
+        let Some(snapshots) = root(format!("type==io.containerd.snapshotter.v1,id=={snapshotter}")).await?
+        else {
+            return Ok(None);
+        };
+        let blobs = root("type==io.containerd.content.v1".to_owned()).await?;
+        let around = snapshots.parent().filter(|dir| blobs.is_some_and(|blobs| blobs.parent() == Some(dir)));
+        Ok(Some(around.map(Path::to_owned).unwrap_or(snapshots)))
+    }
+
+    /// Disk usage of the writable snapshot of a container, alone.
+    pub async fn written(&self, snapshotter: &str, snapshot: &str) -> Result<DiskSpace, BackendError> {
+        match self.client.usage(&self.namespace, snapshotter, snapshot).await {
+            Ok(usage) => Ok(DiskSpace { bytes: positive(usage.size), inodes: positive(usage.inodes) }),
+            Err(status) if status.code() == Code::NotFound => Ok(DiskSpace::ZERO),
+            Err(status) => Err(self.client.error(&status)),
+        }
     }
 
     async fn look(&self, images: &[Image]) -> Result<LayerUsageIndex, Status> {
-        let mut content = ContentGraph::of(self.client.content(NAMESPACE, None).await?);
+        let mut content = ContentGraph::of(self.client.content(&self.namespace, None).await?);
         let mut chains = Vec::new();
         for snapshotter in content.snapshotters() {
-            let all = self.client.snapshots(NAMESPACE, snapshotter).await?;
+            let all = self.client.snapshots(&self.namespace, snapshotter).await?;
             let usages = self.usages(snapshotter, &all).await?;
             chains.push(SnapshotChains::of(snapshotter, &all, usages));
         }
@@ -68,7 +124,7 @@ impl ContainerdLayers {
                 None
             }
         };
-        Ok(layers(images, &content, &chains, records.as_deref()))
+        Ok(layers(images, self.id_kind, &content, &chains, records.as_deref()))
     }
 
     /// Logs once that sizes are estimated, until they are known again.
@@ -87,16 +143,16 @@ impl ContainerdLayers {
         images: &[Image],
         content: &ContentGraph,
     ) -> Result<(Vec<ImageRecord>, Vec<Holder>), Status> {
-        let records = self.client.images(NAMESPACE).await?;
+        let records = self.client.images(&self.namespace).await?;
         let mut holders = holders::unlisted(&records, images, content);
         for namespace in self.client.namespaces().await? {
-            if namespace != NAMESPACE {
+            if namespace != self.namespace {
                 let blobs = self.client.content(&namespace, None).await?;
                 let blobs = blobs.into_iter().map(|blob| blob.digest).collect();
                 holders.push(Holder::namespace(&namespace, blobs));
             }
         }
-        holders.extend(lease_holders(&self.client, NAMESPACE).await?);
+        holders.extend(lease_holders(&self.client, &self.namespace).await?);
         Ok((records, holders))
     }
 
@@ -114,7 +170,7 @@ impl ContainerdLayers {
             .map(|snapshot| snapshot.name.clone())
             .collect();
         let calls = new.into_iter().map(|name| async move {
-            match self.client.usage(NAMESPACE, snapshotter, &name).await {
+            match self.client.usage(&self.namespace, snapshotter, &name).await {
                 Ok(usage) => Ok(Some((name, usage))),
                 Err(status) if status.code() == Code::NotFound => Ok(None),
                 Err(status) => Err(status),

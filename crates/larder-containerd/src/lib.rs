@@ -2,7 +2,7 @@
 //! beside CRI.
 //!
 //! ```text
-//! ContainerdLayers -> content, snapshots            -> layers of images   \
+//! ContainerdLayers -> content, snapshots            -> layers of images   \   of CRI, or of a Docker Engine
 //!        '----------> images, leases, namespaces    -> what else has them  > garbage collection
 //! ContainerdUses   -> containers that CRI omits     -> images in use      /
 //! SharedSnapshots  -> snapshots, images, leases     -> what removing an image of larder's store does not free

@@ -51,7 +51,24 @@ pub(crate) struct EngineInfo {
 #[derive(Debug, Default, Clone, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub(crate) struct ContainerdInfo {
+    /// Its socket.
     pub(crate) address: String,
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) namespaces: ContainerdNamespaces,
+}
+
+#[derive(Debug, Default, Clone, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub(crate) struct ContainerdNamespaces {
+    /// The one of containers and images.
+    pub(crate) containers: String,
+}
+
+impl ContainerdInfo {
+    /// The namespace of images.
+    pub(crate) fn namespace(&self) -> &str {
+        if self.namespaces.containers.is_empty() { "moby" } else { &self.namespaces.containers }
+    }
 }
 
 impl EngineInfo {

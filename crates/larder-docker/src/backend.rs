@@ -260,8 +260,12 @@ impl Backend for DockerBackend {
                 let ids: Vec<&str> = listed.iter().map(|image| image.id.as_str()).collect();
                 let is_here = locality::is_local(self.host(), &info, &ids).await;
                 let root = info.docker_root_dir.clone().into();
-                let image =
-                    usage(convert::image_root(self.host(), &info, is_here), self.used(&listed).await?);
+                let reported = match self.layers.containerd(&info, &ids).await {
+                    Some(containerd) => containerd.root().await,
+                    None => None,
+                };
+                let image_root = reported.unwrap_or_else(|| convert::image_root(self.host(), &info, is_here));
+                let image = usage(image_root, self.used(&listed).await?);
                 let container = usage(locality::qualify_path(self.host(), &info, is_here, root), None);
                 Ok(Filesystems { image: vec![image], container: vec![container] })
             })

@@ -15,24 +15,21 @@ use crate::api::{EngineInfo, ImageInspect, ImageSummary, count};
 use crate::host::EngineHost;
 use crate::{error, locality, names};
 
-/// Default root of containerd.
-const CONTAINERD_ROOT: &str = "/var/lib/containerd";
-/// Address of a containerd that the engine started itself.
-const OWN_CONTAINERD: &str = "/docker/containerd/";
+/// Sockets of a containerd that the engine did not start itself, and its default root.
+const SYSTEM_CONTAINERD: [&str; 2] =
+    ["/run/containerd/containerd.sock", "/var/run/containerd/containerd.sock"];
+const SYSTEM_CONTAINERD_ROOT: &str = "/var/lib/containerd";
 
-/// The filesystem of images: with containerd's store they are not in the engine's root, and the API does not say where.
+/// The filesystem of images, as far as the engine reports it: a containerd that the engine started has its root in that of
+/// the engine, any other one is assumed to have the default root.
 pub(crate) fn image_root(host: &EngineHost, info: &EngineInfo, is_here: bool) -> PathBuf {
-    let root = PathBuf::from(&info.docker_root_dir);
-    locality::qualify_path(
-        host,
-        info,
-        is_here,
-        match (info.is_containerd_store(), info.containerd.address.as_str()) {
-            (false, _) => root,
-            (true, address) if address.contains(OWN_CONTAINERD) => root.join("containerd/daemon"),
-            (true, _) => CONTAINERD_ROOT.into(),
-        },
-    )
+    let is_system_s = SYSTEM_CONTAINERD.contains(&info.containerd.address.as_str());
+    let root = if info.is_containerd_store() && is_system_s {
+        SYSTEM_CONTAINERD_ROOT
+    } else {
+        &info.docker_root_dir
+    };
+    locality::qualify_path(host, info, is_here, root.into())
 }
 
 pub(crate) fn image_from_summary(found: ImageSummary) -> Image {
@@ -125,7 +122,7 @@ mod tests {
         let system = containerd("/run/containerd/containerd.sock");
         assert_eq!(image_root(&unix, &system, true), PathBuf::from("/var/lib/containerd"));
         let own = containerd("/var/run/docker/containerd/containerd.sock");
-        assert_eq!(image_root(&unix, &own, true), PathBuf::from("/data/containerd/daemon"));
+        assert_eq!(image_root(&unix, &own, true), PathBuf::from("/data"), "only root can look below it");
     }
 
     #[test]

@@ -117,6 +117,11 @@ impl EngineClient {
         self.config.request_timeout
     }
 
+    /// Time limit for opening a connection.
+    pub(crate) fn connect_limit(&self) -> Duration {
+        self.config.connect_timeout
+    }
+
     /// Runs all calls of one method within its time limit.
     pub(crate) async fn within<T>(
         &self,

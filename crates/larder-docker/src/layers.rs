@@ -1,8 +1,9 @@
 //! The layers of images and their disk usage.
 //!
 //! A graph driver has a directory for each layer, which the engine reports. Directories that larder can read are measured
-//! once during the life of a layer. Otherwise (another user, another machine, containerd's store) sizes come from the
-//! image's history, or else from the size of the image; both are estimates, and marked as such.
+//! once during the life of a layer. An engine with containerd's image store has archives and snapshots there, and containerd
+//! reports their sizes. Otherwise (another user, another machine) sizes come from the image's history, or else from the
+//! size of the image; both are estimates, and marked as such.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
@@ -13,13 +14,14 @@ use async_trait::async_trait;
 use larder::backend::{BackendError, Image};
 use larder::gc::{DiskSpace, LayerSource, LayerUsageIndex, MeasuredLayer};
 use larder::reference::{ImageId, LayerId};
+use larder_containerd::ContainerdLayers;
 use parking_lot::{Mutex as Lock, MutexGuard};
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use crate::api::{ContainerInspect, ContainerSummary, EngineInfo, HistoryEntry};
 use crate::files::GraphDriverFiles;
 use crate::inspect_cache::{InspectCache, InspectedImage, dirs};
-use crate::{history, names};
+use crate::{history, locality, names};
 
 /// Reads layers from the engine and its files.
 pub struct EngineLayers {
@@ -27,6 +29,17 @@ pub struct EngineLayers {
     /// One measurement runs at a time, to its end, even if its caller gave up.
     measure_lock: MeasureLock,
     known: LayerSizeCache,
+    /// The containerd that was asked last.
+    containerd: Lock<Option<Arc<EngineContainerd>>>,
+}
+
+/// The containerd that has the images of an engine.
+pub(crate) struct EngineContainerd {
+    address: String,
+    namespace: String,
+    /// The snapshotter of images and containers.
+    snapshotter: String,
+    layers: ContainerdLayers,
 }
 
 type MeasureLock = Arc<Mutex<()>>;
@@ -46,7 +59,7 @@ struct CachedLayerSize {
 /// Disk usage of images.
 pub(crate) struct LayerMeasurement {
     pub(crate) layers: LayerUsageIndex,
-    /// Directories of all layers of images, each once.
+    /// Directories of all layers of images, and archives of them, each once.
     pub(crate) dirs: DiskSpace,
     /// Whether any of it is an estimate.
     pub(crate) estimated: bool,
@@ -54,16 +67,28 @@ pub(crate) struct LayerMeasurement {
 
 impl EngineLayers {
     pub(crate) fn new(inspections: Arc<InspectCache>) -> EngineLayers {
-        EngineLayers { inspections, measure_lock: MeasureLock::default(), known: Arc::default() }
+        EngineLayers {
+            inspections,
+            measure_lock: MeasureLock::default(),
+            known: Arc::default(),
+            containerd: Lock::default(),
+        }
     }
 
     /// Disk usage of these images, and the layers that containers reference.
     pub(crate) async fn look(&self, images: &[Image]) -> Result<LayerMeasurement, BackendError> {
         let engine = self.inspections.engine();
         let info: EngineInfo = engine.get_required("/info", &[]).await?;
+        let listed: Vec<&ImageId> = images.iter().map(|image| &image.id).collect();
+        let shown: Vec<&str> = listed.iter().map(|id| id.as_str()).collect();
+        if let Some(containerd) = self.containerd(&info, &shown).await {
+            match containerd.layers.layers(images).await {
+                Ok(layers) => return Ok(LayerMeasurement::of_images(layers, images)),
+                Err(error) => tracing::debug!("layer sizes are estimated: {error}"),
+            }
+        }
         let containers: Vec<ContainerSummary> =
             engine.get_required("/containers/json", &[("all", "1")]).await?;
-        let listed: Vec<&ImageId> = images.iter().map(|image| &image.id).collect();
         let hidden = containers.iter().filter(|container| !listed.contains(&&container.image_id));
         let hidden: Vec<&ContainerSummary> =
             hidden.filter(|container| !container.image_id.is_empty()).collect();
@@ -71,7 +96,6 @@ impl EngineLayers {
             listed.iter().copied().chain(hidden.iter().map(|container| &container.image_id)).collect();
         let facts = self.inspections.of(&ids).await?;
         self.inspections.retain(&facts).await;
-        let shown: Vec<&str> = listed.iter().map(|id| id.as_str()).collect();
         let files = GraphDriverFiles::of(engine.host(), &info, &shown).await;
         let amounts = self.amounts(images, &facts, files.as_ref()).await?;
         let mut own = own(files, &listed).await;
@@ -94,6 +118,34 @@ impl EngineLayers {
             layers.add_image(&image.id, &facts.chains, own);
         }
         Ok(LayerMeasurement { layers, dirs, estimated })
+    }
+
+    /// The containerd that has the images of a local engine with these images. It may refuse calls.
+    pub(crate) async fn containerd(
+        &self,
+        info: &EngineInfo,
+        images: &[&str],
+    ) -> Option<Arc<EngineContainerd>> {
+        let engine = self.inspections.engine();
+        let address = Path::new(&info.containerd.address);
+        let is_here = info.is_containerd_store() && address.is_absolute();
+        if !is_here || !locality::is_local(engine.host(), info, images).await {
+            return None;
+        }
+        let mut last = self.containerd.lock();
+        let known = last.take().filter(|known| known.is_of(info));
+        let containerd = known.unwrap_or_else(|| {
+            let namespace = info.containerd.namespace();
+            let (connect_timeout, timeout) = (engine.connect_limit(), engine.limit());
+            Arc::new(EngineContainerd {
+                address: info.containerd.address.clone(),
+                namespace: namespace.to_owned(),
+                snapshotter: info.driver.clone(),
+                layers: ContainerdLayers::of_docker(address, namespace, connect_timeout, timeout),
+            })
+        });
+        *last = Some(containerd.clone());
+        Some(containerd)
     }
 
     /// The layers referenced by a container of an unlisted image.
@@ -185,6 +237,40 @@ impl EngineLayers {
                 Ok(Vec::new())
             }
         }
+    }
+}
+
+impl EngineContainerd {
+    /// Whether an engine that reports this uses it, in the same way.
+    fn is_of(&self, info: &EngineInfo) -> bool {
+        (self.address.as_str(), self.namespace.as_str(), &self.snapshotter)
+            == (&info.containerd.address, info.containerd.namespace(), &info.driver)
+    }
+
+    /// The directory of archives and layers; `None` if containerd does not report it.
+    pub(crate) async fn root(&self) -> Option<PathBuf> {
+        let root = self.layers.root(&self.snapshotter).await;
+        let unknown = |error: &BackendError| tracing::debug!("the directory of images is assumed: {error}");
+        root.inspect_err(unknown).ok().flatten()
+    }
+
+    /// Disk usage of the writable layer of a container, and the init layer below it; `None` if containerd does not report it.
+    pub(crate) async fn written(&self, container: &str) -> Option<DiskSpace> {
+        let of = async |snapshot: &str| self.layers.written(&self.snapshotter, snapshot).await.ok();
+        Some(of(container).await? + of(&format!("{container}-init")).await?)
+    }
+}
+
+impl LayerMeasurement {
+    /// The sum of all that these images have.
+    fn of_images(layers: LayerUsageIndex, images: &[Image]) -> LayerMeasurement {
+        let known: Vec<_> = images.iter().filter_map(|image| layers.layers_of(&image.id)).collect();
+        let used: BTreeSet<u32> = known.iter().flat_map(|image| image.layers.iter().copied()).collect();
+        let used = || used.iter().map(|&at| &layers.all()[at as usize]);
+        let own: DiskSpace = known.iter().map(|image| image.own).sum();
+        let dirs = used().map(|layer| layer.amount).sum::<DiskSpace>() + own;
+        let estimated = used().any(|layer| layer.estimated) || known.len() < images.len();
+        LayerMeasurement { dirs, estimated, layers }
     }
 }
 

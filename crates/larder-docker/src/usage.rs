@@ -14,7 +14,7 @@ use crate::layers::EngineLayers;
 /// Disk usage by kind. All but [`engine`](EngineUsage::engine) is on disk, as `du` counts, unless it is an estimate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineUsage {
-    /// The directory of layers; `None` if larder cannot read it.
+    /// The directory of layers, with containerd's store also of their archives; `None` if larder cannot read it.
     pub layer_store: Option<PathBuf>,
     /// Its total.
     pub on_disk: Option<DiskSpace>,
@@ -84,13 +84,25 @@ pub(crate) async fn usage(
     let listed: Vec<Image> = summaries.iter().map(image).collect();
     let measured = layers.look(&listed).await?;
     let ids: Vec<&str> = listed.iter().map(|image| image.id.as_str()).collect();
-    let files = GraphDriverFiles::of(engine.host(), &info, &ids).await;
-    let store = files.map(|files| files.layer_store());
+    let containerd = layers.containerd(&info, &ids).await;
+    let store = match &containerd {
+        Some(containerd) => containerd.root().await,
+        None => GraphDriverFiles::of(engine.host(), &info, &ids).await.map(|files| files.layer_store()),
+    };
     let on_disk = match store.clone() {
         Some(store) => blocking(move || dir_size::tree(&store).ok()).await,
         None => None,
     };
-    let containers = containers(inspections, summed, on_disk.is_some()).await?;
+    let mut containers = LayerStoreShare { count: summed.len(), ..LayerStoreShare::default() };
+    for container in summed {
+        let measured = match &containerd {
+            Some(containerd) => containerd.written(&container.id).await,
+            None if on_disk.is_some() => written(inspections, container).await?,
+            None => None,
+        };
+        containers.estimated |= measured.is_none();
+        containers.amount += measured.unwrap_or_else(|| DiskSpace::estimate(count(container.size_rw)));
+    }
     Ok(EngineUsage {
         layer_store: store.filter(|_| on_disk.is_some()),
         on_disk,
@@ -98,21 +110,6 @@ pub(crate) async fn usage(
         containers,
         engine: system_df.map(|system_df| EngineCounts::of(&system_df)),
     })
-}
-
-/// Writable layers of containers, measured if `on_disk`.
-async fn containers(
-    inspections: &InspectCache,
-    summed: &[ContainerSummary],
-    on_disk: bool,
-) -> Result<LayerStoreShare, BackendError> {
-    let mut containers = LayerStoreShare { count: summed.len(), ..LayerStoreShare::default() };
-    for container in summed {
-        let measured = if on_disk { written(inspections, container).await? } else { None };
-        containers.estimated |= measured.is_none();
-        containers.amount += measured.unwrap_or_else(|| DiskSpace::estimate(count(container.size_rw)));
-    }
-    Ok(containers)
 }
 
 impl EngineCounts {

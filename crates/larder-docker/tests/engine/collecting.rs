@@ -27,7 +27,7 @@ fn fill(world: &EngineFixture, backend: &DockerBackend) -> [ImageId; 2] {
     })
 }
 
-fn du(path: &std::path::Path) -> u64 {
+pub(crate) fn du(path: &std::path::Path) -> u64 {
     let du = Command::new("du").args(["-s", "-B1"]).arg(path).output().unwrap();
     String::from_utf8(du.stdout).unwrap().split_whitespace().next().unwrap().parse().unwrap()
 }

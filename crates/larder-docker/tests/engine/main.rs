@@ -5,6 +5,7 @@
 mod bad_input;
 mod clocks;
 mod collecting;
+mod containerd_store;
 mod events;
 mod fake;
 mod world;
