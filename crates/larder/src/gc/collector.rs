@@ -356,7 +356,9 @@ impl Collector {
 
     /// Frees this many bytes for pulls; removes no image if it cannot free as much.
     async fn free(&self, bytes: u64) -> RoomOutcome {
-        let (goal, policy) = (GcGoal::Free { bytes }, self.room_policy());
+        // A pod that runs once is over long before the minimum age of its image, and the next one waits for its room.
+        let policy = GcPolicy { minimum_age_of_used: false, ..self.room_policy() };
+        let goal = GcGoal::Free { bytes };
         let _alone = self.round.lock().await;
         let _running = self.progress.begin(goal);
         let round = Round::new(self, &policy, goal).keeping_downloads().run().await;

@@ -34,6 +34,8 @@ pub struct GcPolicy {
     pub low_threshold_percent: i32,
     /// An image first seen more recently is not removed for space. Default 2 min.
     pub minimum_age: Duration,
+    /// Whether the minimum age retains images that were used, too. Default true; rounds for pulls remove them.
+    pub minimum_age_of_used: bool,
     /// An image unused for longer is removed even if no space is needed. Default 0: never.
     pub maximum_age: Duration,
     /// Start when fewer bytes are free, and free until they are. Default 0: only percentages count.
@@ -89,6 +91,7 @@ impl Default for GcPolicy {
             high_threshold_percent: 85,
             low_threshold_percent: 80,
             minimum_age: Duration::from_secs(120),
+            minimum_age_of_used: true,
             maximum_age: Duration::ZERO,
             min_free_bytes: 0,
             inodes: Some(InodeThresholds { high_percent: 90, low_percent: 85 }),

@@ -75,6 +75,20 @@ async fn what_is_retained_stays_and_nothing_is_removed_in_vain() {
     assert_eq!(world.removals(), ["d"]);
 }
 
+#[tokio::test(start_paused = true)]
+async fn the_minimum_age_retains_only_what_no_container_has_used() {
+    let world = world();
+    let policy = GcPolicy { minimum_age: Duration::from_secs(3600), ..policy() };
+    let collector = world.collector().policy(policy).build();
+    world.state().containers = [("container of b".to_owned(), "b".to_owned())].into();
+    collector.detect().await.unwrap();
+    world.state().containers.clear();
+    world.advance(1000);
+    assert_eq!(collector.make_room(1500).await, not_enough(1000));
+    assert_eq!(collector.make_room(500).await, Made);
+    assert_eq!(world.removals(), ["b"]);
+}
+
 async fn lease(gate: &Arc<RemovalGate>, name: &str, purpose: LeasePurpose) {
     assert!(gate.begin_presence_check().lease(id(name), purpose, Duration::from_secs(600)).await);
     tokio::time::advance(Duration::from_secs(1)).await;

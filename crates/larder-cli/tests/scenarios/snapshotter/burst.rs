@@ -55,7 +55,7 @@ fn burst(filesystem: LoopFilesystem, registry: &RegistryProcess, images: &[Strin
     let containerd = Containerd::start_with(options).unwrap();
     containerd.add_registry(registry).unwrap();
     let settings = format!(
-        "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\nimageMinimumGCAge: 1ms\n\
+        "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\n\
          containerd:\n  snapshotter: true\n  socket: {}\n\
          store: {{reserveBytes: 1MiB, reserveInodes: 10}}\nruntime: {{sandboxImages: [\"*/pause:*\"]}}\n",
         containerd.endpoint()

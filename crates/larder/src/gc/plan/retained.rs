@@ -87,7 +87,8 @@ pub(super) fn retain_by_minimum_age(
     if image.last_used.is_some_and(|used| used >= snapshot.now) {
         return Some(RetainReason::ClockWentBack);
     }
-    (snapshot.now.millis_since(image.first_seen) < millis(policy.minimum_age)).then(|| {
+    let applies = policy.minimum_age_of_used || image.last_used.is_none();
+    (applies && snapshot.now.millis_since(image.first_seen) < millis(policy.minimum_age)).then(|| {
         RetainReason::TooYoung { age: snapshot.now.since(image.first_seen), minimum: policy.minimum_age }
     })
 }
