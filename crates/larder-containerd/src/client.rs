@@ -74,16 +74,8 @@ impl ContainerdClient {
     }
 
     fn request<T>(&self, namespace: &str, message: T) -> Result<Request<T>, Status> {
-        let mut request = self.unlimited(namespace, message)?;
+        let mut request = unlimited(namespace, message)?;
         request.set_timeout(self.timeout);
-        Ok(request)
-    }
-
-    fn unlimited<T>(&self, namespace: &str, message: T) -> Result<Request<T>, Status> {
-        let mut request = Request::new(message);
-        let namespace = AsciiMetadataValue::try_from(namespace)
-            .map_err(|_| Status::invalid_argument(format!("invalid namespace {namespace:?}")))?;
-        request.metadata_mut().insert("containerd-namespace", namespace);
         Ok(request)
     }
 
@@ -147,7 +139,7 @@ impl ContainerdClient {
         namespace: &str,
         digest: &str,
     ) -> Result<Streaming<ReadContentResponse>, Status> {
-        let request = self.unlimited(namespace, ReadContentRequest { digest: digest.to_owned() })?;
+        let request = unlimited(namespace, ReadContentRequest { digest: digest.to_owned() })?;
         Ok(client!(self, ContentClient).read(request).await?.into_inner())
     }
 
@@ -191,6 +183,15 @@ impl ContainerdClient {
         let request = self.request(namespace, message)?;
         Ok(client!(self, SnapshotsClient).usage(request).await?.into_inner())
     }
+}
+
+/// A request without a time limit.
+fn unlimited<T>(namespace: &str, message: T) -> Result<Request<T>, Status> {
+    let mut request = Request::new(message);
+    let namespace = AsciiMetadataValue::try_from(namespace)
+        .map_err(|_| Status::invalid_argument(format!("invalid namespace {namespace:?}")))?;
+    request.metadata_mut().insert("containerd-namespace", namespace);
+    Ok(request)
 }
 
 /// Calls that change something, under a lease: what they make is not collected before it is referenced.
