@@ -157,7 +157,7 @@ impl ContainerdLayers {
     }
 
     /// Disk usage of each committed snapshot alone. One that was removed since is skipped.
-    async fn usages(
+    pub(crate) async fn usages(
         &self,
         snapshotter: &str,
         all: &[Snapshot],

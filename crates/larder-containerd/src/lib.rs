@@ -5,7 +5,7 @@
 //! ContainerdLayers -> content, snapshots            -> layers of images   \   of CRI, or of a Docker Engine
 //!        '----------> images, leases, namespaces    -> what else has them  > garbage collection
 //! ContainerdUses   -> containers that CRI omits     -> images in use      /
-//! SharedSnapshots  -> snapshots, images, leases     -> what removing an image of larder's store does not free
+//! SharedSnapshots  -> snapshots, content, leases    -> what containerd has of images of larder's store, or retains of them
 //! ContainerdImages -> images, content, events     -> images that others put there, for larder's store
 //! ImagePublisher   -> content, snapshots, images    -> images of larder's store that containerd can run
 //! ContainerdInspector -> version, plugins, content  -> whether containerd uses the store, and what it has of its own
@@ -34,8 +34,8 @@ pub use images::{ContainerdImage, ContainerdImages, ImageChanges};
 pub use inspect::{ContainerdInspector, SnapshotterPlugin};
 pub use layers::ContainerdLayers;
 pub use publish::{ForeignName, ImagePublisher, PublishedImage};
-pub use shared_snapshots::SharedSnapshots;
-pub use uses::ContainerdUses;
+pub use shared_snapshots::{ContainerdShare, SharedSnapshots};
+pub use uses::{ContainerdPins, ContainerdUses};
 
 /// The parts of containerd's API that larder uses; generated from `proto`.
 mod proto {

@@ -1,4 +1,5 @@
-//! Containers that CRI does not list: those of `ctr run` and `nerdctl` in the namespace of CRI, and pod sandboxes.
+//! Containers that CRI does not list: those of `ctr run` and `nerdctl` in the namespace of CRI, and pod sandboxes. And the
+//! images that are pinned in containerd.
 //!
 //! A container names its image, but the name may point at another image now. So the images with the layers that its
 //! snapshot lies on are in use, too.
@@ -18,6 +19,7 @@ use crate::NAMESPACE;
 use crate::client::ContainerdClient;
 use crate::graph::NEEDS_SNAPSHOT;
 use crate::proto::containers::Container;
+use crate::proto::images::Image as ImageRecord;
 
 /// All but the containers that CRI lists.
 const NOT_LISTED: &str = "labels.\"io.cri-containerd.kind\"!=container";
@@ -104,6 +106,36 @@ impl ContainerdUses {
         let filter = format!("labels.\"{NEEDS_SNAPSHOT}{snapshotter}\"==\"{}\"", snapshot.parent);
         let configs = self.client.content(NAMESPACE, Some(filter)).await?;
         Ok(configs.into_iter().map(|config| config.digest.into()).collect())
+    }
+}
+
+/// The label of images that containerd pins.
+const PINNED: &str = "io.cri-containerd.pinned";
+
+/// Queries containerd for the images that it, or a user of it, has pinned.
+pub struct ContainerdPins {
+    client: ContainerdClient,
+}
+
+impl ContainerdPins {
+    /// Over this connection; `timeout` limits each query.
+    pub fn new(channel: CriChannel, timeout: Duration) -> ContainerdPins {
+        ContainerdPins { client: ContainerdClient::new(channel, timeout) }
+    }
+}
+
+#[async_trait]
+impl RetentionSource for ContainerdPins {
+    async fn retentions(&self) -> Result<Vec<Retention>, RetentionError> {
+        let records = self.client.images(NAMESPACE).await.map_err(|status| self.client.error(&status))?;
+        let is_pinned =
+            |record: &ImageRecord| record.labels.get(PINNED).is_some_and(|value| value == "pinned");
+        let pinned = records.into_iter().filter(is_pinned);
+        Ok(pinned.map(|record| Retention::new(record.name.as_str(), RetentionPurpose::Pinned)).collect())
+    }
+
+    fn scope(&self) -> SourceScope {
+        SourceScope::Backend
     }
 }
 

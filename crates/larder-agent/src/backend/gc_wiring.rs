@@ -34,7 +34,9 @@ pub(crate) fn backend_and_collector(
                 .reclaim_wait(reclaim_wait(store.store().frees_at_once()))
                 .layers(layers);
             if let Some(publisher) = publisher {
-                builder = builder.retention_source(Arc::new(publisher.unlisted_containers()));
+                builder = builder
+                    .retention_source(Arc::new(publisher.unlisted_containers()))
+                    .retention_source(Arc::new(publisher.pins()));
             }
             (backend, builder)
         }

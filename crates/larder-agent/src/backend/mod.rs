@@ -12,7 +12,7 @@ pub(crate) mod layer_fetcher;
 mod open;
 pub(crate) mod piece_reader;
 pub mod providers;
-mod published_layers;
+pub(crate) mod published_layers;
 pub(crate) mod publisher;
 pub mod target;
 

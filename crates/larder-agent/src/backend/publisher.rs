@@ -22,7 +22,8 @@ use larder::reference::{Digest, ImageId, ImageName};
 use larder::retention::{Retention, RetentionError, RetentionSource, SourceScope};
 use larder::retry::retry_until;
 use larder_containerd::{
-    ContainerdImages, ContainerdUses, ForeignName, ImagePublisher, PublishedImage, SharedSnapshots,
+    ContainerdImages, ContainerdPins, ContainerdUses, ForeignName, ImagePublisher, PublishedImage,
+    SharedSnapshots,
 };
 use larder_cri::channel::CriChannel;
 use larder_cri::{CriBackend, CriConfig, Endpoint};
@@ -143,7 +144,13 @@ impl StorePublisher {
         ContainerdUses::new(cri.runtime_channel(), cri.request_timeout())
     }
 
-    /// Returns the snapshots in the store that containerd retains beside the published images.
+    /// The images that are pinned in containerd.
+    pub(crate) fn pins(&self) -> ContainerdPins {
+        let cri = self.publisher.cri();
+        ContainerdPins::new(cri.image_channel(), cri.request_timeout())
+    }
+
+    /// Returns what containerd has of the images of the store, and what it retains of them.
     pub(crate) fn shared_snapshots(&self) -> SharedSnapshots {
         let cri = self.publisher.cri();
         SharedSnapshots::new(cri.image_channel(), cri.request_timeout())
@@ -348,8 +355,8 @@ impl StorePublisher {
         published
     }
 
-    /// Withdraws names of an image, and publishes what is left of it if that fails.
-    async fn withdraw(&self, image: &PublishedImage, names: &[String]) -> Result<(), BackendError> {
+    /// Withdraws names of an image, and publishes what is left of it if that fails. Returns whether containerd had layers of it.
+    async fn withdraw(&self, image: &PublishedImage, names: &[String]) -> Result<bool, BackendError> {
         self.published.lock().remove(image.id.as_str());
         let withdrawn = self.publisher.withdraw(image, names).await;
         if withdrawn.is_err() {
@@ -431,8 +438,12 @@ impl AttachedRuntime for StorePublisher {
         removal: BoxFuture<'_, Result<Removed, BackendError>>,
     ) -> Result<Removed, BackendError> {
         let Some((_lock, published)) = self.locked(image).await? else { return removal.await };
-        self.withdraw(&published, &withdrawn_names(&published, options)).await?;
-        let removed = removal.await;
+        let had_layers = self.withdraw(&published, &withdrawn_names(&published, options)).await?;
+        let removed = match removal.await {
+            // The store does not know what that has freed in containerd: the change of the filesystem does.
+            Ok(Removed::Image { .. }) if had_layers => Ok(Removed::Image { freed: None }),
+            removed => removed,
+        };
         // It may have other names, and containerd its ID for one that is gone.
         if !matches!(removed, Ok(Removed::Image { .. })) {
             match self.published(&ImageName::from(published.id.as_str())).await {

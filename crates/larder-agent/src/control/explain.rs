@@ -14,6 +14,7 @@ use larder_api::v1::{Explanation, PulledRecord};
 use super::find::find;
 use super::images::absent;
 use super::{gc, report};
+use crate::backend::published_layers::bytes_in_containerd;
 use crate::error::Error;
 use crate::node::Storage;
 use crate::node::pulls::Pulls;
@@ -63,6 +64,10 @@ pub(super) async fn explain(
         unrecorded_access,
         hidden: pulls.hides(&image),
         mounts: Vec::new(),
+        containerd_bytes: match storage.store() {
+            Some(_) => bytes_in_containerd(&snapshot.layers, Some(&image.id)),
+            None => 0,
+        },
     })
 }
 

@@ -17,6 +17,7 @@ use larder_store::store::{ImageUsage, Store, StoreError, StoreUsage};
 use tokio::task::spawn_blocking;
 
 use super::report::usage_by_state;
+use crate::backend::published_layers::bytes_in_containerd;
 use crate::error::Error;
 use crate::node::Storage;
 use crate::node::collection::Collection;
@@ -47,23 +48,30 @@ pub(super) async fn usage(
         usage.docker = Some(engine);
     }
     let disk_is_here = usage.filesystem.as_ref().is_some_and(|filesystem| filesystem.size_bytes.is_some());
-    if let Some(held) = held(collection.collector()?, policy, disk_is_here).await {
+    if let Some((held, in_containerd)) = held(collection.collector()?, policy, disk_is_here).await {
         let beside_images = usage.reclaimable_beside_images.as_ref().and_then(|space| space.total);
         let beside_images = beside_images.unwrap_or_default().size_bytes;
         usage.reclaimable_bytes = Some(held.reclaimable.bytes.saturating_add(beside_images));
         usage.usage_by_state = Some(usage_by_state(&held));
+        if storage.store().is_some() {
+            usage.containerd_bytes = in_containerd;
+        }
     }
     Ok(usage)
 }
 
-/// Disk usage by state of the images; `None`, after a warning, if image usage cannot be determined.
-async fn held(collector: &Collector, policy: &GcPolicy, disk_is_here: bool) -> Option<RetentionBreakdown> {
+/// Disk usage by state of the images, and the bytes of copies of containerd; `None`, after a warning, if image usage cannot be determined.
+async fn held(
+    collector: &Collector,
+    policy: &GcPolicy,
+    disk_is_here: bool,
+) -> Option<(RetentionBreakdown, u64)> {
     let measured = async {
         let mut snapshot = collector.snapshot(policy).await?;
         if disk_is_here {
             collector.add_filesystem(&mut snapshot).await?;
         }
-        Ok::<_, GcError>(usage_by_class(&snapshot, policy))
+        Ok::<_, GcError>((usage_by_class(&snapshot, policy), bytes_in_containerd(&snapshot.layers, None)))
     };
     let warn = |error: &GcError| tracing::warn!("cannot determine disk usage: {error}");
     measured.await.inspect_err(warn).ok()

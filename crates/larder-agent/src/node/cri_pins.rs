@@ -46,6 +46,7 @@ impl CriPins {
             RetentionPurpose::Desired { by, is_pinned: true, .. } if settings.kept => {
                 Some(format!("pinned by {by}"))
             }
+            RetentionPurpose::Pinned if settings.kept => Some("pinned in containerd".to_owned()),
             RetentionPurpose::Mount { target, .. } if settings.mounted => {
                 Some(format!("mounted at {target}"))
             }

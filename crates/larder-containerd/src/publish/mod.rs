@@ -104,8 +104,13 @@ impl ImagePublisher {
 
     /// Removes these names of an image, and returns after containerd has collected what only they referenced. A name that stands
     /// for another image stays. With its ID go the names that are not in full, since no caller of CRI can remove those.
-    pub async fn withdraw(&self, image: &PublishedImage, names: &[String]) -> Result<(), BackendError> {
+    ///
+    /// Returns whether containerd had layers of the image: these may take space outside of the store.
+    pub async fn withdraw(&self, image: &PublishedImage, names: &[String]) -> Result<bool, BackendError> {
         let withdrawn = self.client.within_limit(async {
+            let archives = image.archives();
+            let content = self.client.content(NAMESPACE, None).await?;
+            let had_layers = content.iter().any(|blob| archives.contains(&blob.digest));
             let mut owned = Vec::new();
             for name in names {
                 let record = self.client.image(NAMESPACE, name).await?;
@@ -120,7 +125,7 @@ impl ImagePublisher {
             for (at, name) in owned.iter().enumerate() {
                 self.client.delete_image(NAMESPACE, name, at + 1 == owned.len()).await?;
             }
-            Ok(())
+            Ok(had_layers)
         });
         withdrawn.await.map_err(|status| self.client.error(&status))
     }

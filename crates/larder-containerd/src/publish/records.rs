@@ -1,6 +1,6 @@
 //! containerd's records of an image: content with the labels that its garbage collector follows, and names. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use larder::reference::Digest;
 use serde_json::Value;
@@ -61,6 +61,14 @@ impl PublishedImage {
     pub(super) fn has_target_of(&self, record: &ImageRecord) -> bool {
         let target = record.target.as_ref().map(|target| target.digest.as_str());
         self.documents.iter().any(|(digest, _)| Some(digest.as_str()) == target)
+    }
+
+    /// The digests of the archives of its layers.
+    pub(super) fn archives(&self) -> BTreeSet<String> {
+        let documents = self.documents.iter().filter_map(|(_, bytes)| serde_json::from_slice(bytes).ok());
+        let of_layer = format!("{NEEDS_BLOB}.l.");
+        let labels = documents.flat_map(|document: Value| references(&document));
+        labels.filter(|(label, _)| label.starts_with(&of_layer)).map(|(_, digest)| digest).collect()
     }
 
     /// The record of a name as larder publishes it, for the document that the name stands for if that is one of the image's:

@@ -62,6 +62,12 @@ fn show(args: &DfArgs, usage: &UsageResponse, out: &Printer) {
         let disk = store.disk.unwrap_or_default();
         out.table(&store::disk_table(&disk, store.estimated, args.output.is_wide()));
         out.line(format_args!("layers: {}", store.new_layers));
+        if usage.containerd_bytes > 0 {
+            let bytes = size::bytes(usage.containerd_bytes);
+            out.line(format_args!(
+                "in containerd: {bytes} of images that other programs put there, beside the store"
+            ));
+        }
         out.line("");
         filesystem();
     } else if let Some(engine) = &usage.docker {

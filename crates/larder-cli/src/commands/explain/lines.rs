@@ -42,6 +42,10 @@ pub(crate) fn lines(requested: &str, explanation: &Explanation) -> Vec<String> {
     let last_used = explanation.milliseconds_since_last_used.map(|since| ago(since, &image.last_used));
     lines.push(format!("  last used:  {}", last_used.unwrap_or_else(|| "never".to_owned())));
     lines.push(format!("  size:       {}", go_format::bytes(image.size_bytes)));
+    if explanation.containerd_bytes > 0 {
+        let bytes = go_format::bytes(explanation.containerd_bytes);
+        lines.push(format!("  containerd: {bytes} of the size, because another program put the image there"));
+    }
     let shared = explanation
         .shared_bytes
         .map(|bytes| format!(" ({} shared with other images)", go_format::bytes(bytes)));

@@ -9,13 +9,13 @@ use super::SnapshotterFixture;
 
 const LAYER_SIZE: usize = 1 << 20;
 
-fn removal_of<'a>(report: &'a Value, name: &str) -> &'a Value {
+pub(super) fn removal_of<'a>(report: &'a Value, name: &str) -> &'a Value {
     let mut removals = report["removals"].as_array().unwrap().iter();
     let has_name = |removal: &&Value| removal["names"].as_array().unwrap().iter().any(|known| known == name);
     removals.find(has_name).unwrap_or_else(|| panic!("{name} in {report}"))
 }
 
-fn number(value: &Value, field: &str) -> u64 {
+pub(super) fn number(value: &Value, field: &str) -> u64 {
     value[field].as_u64().unwrap_or_else(|| panic!("{field} in {value}"))
 }
 
