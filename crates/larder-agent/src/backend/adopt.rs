@@ -50,6 +50,11 @@ impl AdoptionFailures {
         last.is_none_or(|(last, _)| last != failure)
     }
 
+    /// Forgets the failure of an image that has none any more.
+    fn forget(&self, target: &Digest) {
+        self.0.lock().remove(target);
+    }
+
     /// Forgets all images but these.
     fn retain(&self, images: &[ContainerdImage]) {
         self.0.lock().retain(|target, _| images.iter().any(|image| image.target == *target));
@@ -127,8 +132,12 @@ impl StorePublisher {
             return true;
         }
         let (failure, is_settled) = match self.adopt(image).await {
-            Ok(()) => return true,
+            Ok(()) => {
+                failures.forget(target);
+                return true;
+            }
             Err(AdoptionError::NotLoadable(error)) => {
+                failures.forget(target);
                 tracing::debug!("image {target} of containerd is not loaded: {}", error_chain(&error));
                 return true;
             }

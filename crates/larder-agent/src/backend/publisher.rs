@@ -162,8 +162,17 @@ impl StorePublisher {
     }
 
     /// Whether containerd has the image under all its names, as far as is known.
-    pub(crate) fn is_published(&self, image: &Image) -> bool {
+    pub(super) fn is_published(&self, image: &Image) -> bool {
         self.published.lock().get(image.id.as_str()).is_some_and(|known| has_all(known, image))
+    }
+
+    /// Retains the images that containerd has, as far as is known. Those that it lacks are published soon.
+    pub(crate) fn retain_published(&self, images: &mut Vec<Image>) {
+        let count = images.len();
+        images.retain(|image| self.is_published(image));
+        if images.len() < count {
+            self.changed.notify_one();
+        }
     }
 
     /// Publishes an image that is not; returns whether containerd has it then.
@@ -196,8 +205,8 @@ impl StorePublisher {
         self.publisher.cri()
     }
 
-    /// Publishes what the store has and containerd lacks, and loads what containerd has and the store lacks: when it starts, and
-    /// after each change in containerd, until dropped.
+    /// Publishes what the store has and containerd lacks, and loads what containerd has and the store lacks: when it starts, after
+    /// each change in containerd, after a publication that failed, and when a list misses an image; until dropped.
     pub(crate) async fn run(&self) {
         tokio::join!(self.watch(), self.compare());
     }
@@ -343,14 +352,15 @@ impl StorePublisher {
         if self.hides(&Image { id: image.id.clone().into(), repo_tags, ..Image::default() }) {
             return Ok(());
         }
+        let mut unfinished = UnfinishedPublication(Some(&self.changed));
         let published = self.publisher.publish(image, foreign).await;
         let mut known = self.published.lock();
         match &published {
-            Ok(()) => known.insert(image.id.to_string(), image.record_names().into_iter().collect()),
-            Err(_) => {
-                self.changed.notify_one();
-                known.remove(image.id.as_str())
+            Ok(()) => {
+                unfinished.0 = None;
+                known.insert(image.id.to_string(), image.record_names().into_iter().collect())
             }
+            Err(_) => known.remove(image.id.as_str()),
         };
         published
     }
@@ -369,6 +379,17 @@ impl StorePublisher {
     async fn republish(&self, image: &PublishedImage) {
         if let Err(error) = self.publish_locked(image, ForeignName::Keep).await {
             tracing::warn!(image = %image.id, "cannot publish an image again that was not removed: {error}");
+        }
+    }
+}
+
+/// Has the images compared, with the leases of publications, if a publication fails or its caller gives up.
+struct UnfinishedPublication<'a>(Option<&'a Notify>);
+
+impl Drop for UnfinishedPublication<'_> {
+    fn drop(&mut self) {
+        if let Some(changed) = self.0 {
+            changed.notify_one();
         }
     }
 }

@@ -123,7 +123,7 @@ impl CriImages for NodeCriImages {
         mark_pinned(&*self.pins, &mut images).await;
         images.retain(|image| !self.pulls.hides(image));
         if let Some(publisher) = self.storage.publisher() {
-            images.retain(|image| publisher.is_published(image));
+            publisher.retain_published(&mut images);
         }
         Ok(images)
     }

@@ -119,3 +119,30 @@ fn the_content_of_an_imported_image_is_counted_and_collected_unless_it_is_pinned
     assert_eq!(content.lines().count(), 4, "index, manifest, config and layer of the other: {content}");
     fixture.daemon.take().expect("larder runs").stop().expect(0);
 }
+
+#[test]
+fn images_that_came_while_larder_or_its_subscription_was_down_are_seen_and_incomplete_ones_are_not() {
+    let Some(mut fixture) = SnapshotterFixture::new("k8s.io") else { return };
+    let image = |seed| ImageBuilder::new().layer(peers::LayerFiles::new().noise("data", 100_000, seed));
+    fixture.kill_larder();
+    let whole = fixture.import(&image(1), NAME);
+    let blobs = fixture.ctr(&["content", "ls", "-q"]);
+    let broken = "registry.example/shop/broken:1";
+    fixture.import(&image(2), broken);
+    let content = fixture.ctr(&["content", "ls"]);
+    let is_layer = |line: &&str| line.contains("kB") && !blobs.lines().any(|digest| line.starts_with(digest));
+    let layer = content.lines().find(is_layer).and_then(|line| line.split_whitespace().next());
+    fixture.ctr(&["content", "rm", layer.unwrap_or_else(|| panic!("a layer in {content}"))]);
+    fixture.start_larder();
+    fixture.wait_for(&whole, NAME);
+    assert_eq!(fixture.daemon().status(broken), None);
+    assert_eq!(fixture.daemon().list().len(), 1);
+
+    fixture.containerd.stop();
+    fixture.containerd.start_again().unwrap();
+    let later = fixture.import(&image(3), "registry.example/shop/later:1");
+    fixture.wait_for(&later, "registry.example/shop/later:1");
+    let stderr = fixture.daemon().running.stderr();
+    assert!(!stderr.contains("cannot load image"), "{stderr}");
+    fixture.daemon.take().expect("larder runs").stop().expect(0);
+}
