@@ -35,6 +35,13 @@ pub(crate) fn sizes(history: &[HistoryEntry], layers: usize) -> Option<Vec<u64>>
     (by_size.len() == layers).then_some(by_size)
 }
 
+/// Scales the bytes of layers to this size of their image, which with containerd's store is that of layers and archives.
+pub(crate) fn scaled(sizes: Vec<u64>, size: u64) -> Vec<u64> {
+    let sum: u128 = sizes.iter().copied().map(u128::from).sum();
+    let scale = |bytes: u64| u64::try_from(u128::from(bytes) * u128::from(size) / sum).unwrap_or(u64::MAX);
+    if sum == 0 { sizes } else { sizes.into_iter().map(scale).collect() }
+}
+
 fn makes_layer(step: &HistoryEntry) -> bool {
     if step.size > 0 {
         return true;
@@ -55,6 +62,12 @@ mod tests {
             size: *size,
         };
         steps.iter().rev().map(entry).collect()
+    }
+
+    #[test]
+    fn layers_have_their_share_of_the_size_with_archives() {
+        assert_eq!(scaled(vec![300, 50, 0], 700), [600, 100, 0]);
+        assert_eq!(scaled(vec![0], 700), [0], "an image without files");
     }
 
     #[test]

@@ -97,7 +97,7 @@ impl EngineLayers {
         let facts = self.inspections.of(&ids).await?;
         self.inspections.retain(&facts).await;
         let files = GraphDriverFiles::of(engine.host(), &info, &shown).await;
-        let amounts = self.amounts(images, &facts, files.as_ref()).await?;
+        let amounts = self.amounts(images, &facts, files.as_ref(), info.is_containerd_store()).await?;
         let mut own = own(files, &listed).await;
         let mut layers = LayerUsageIndex::unknown();
         let (mut dirs, mut estimated) = (DiskSpace::ZERO, false);
@@ -191,12 +191,13 @@ impl EngineLayers {
         Ok(held.into_iter().cloned().collect())
     }
 
-    /// Disk usage of each layer of these images.
+    /// Disk usage of each layer of these images, with its archive if the engine has them.
     async fn amounts(
         &self,
         images: &[Image],
         facts: &HashMap<ImageId, Arc<InspectedImage>>,
         files: Option<&GraphDriverFiles>,
+        has_archives: bool,
     ) -> Result<HashMap<LayerId, CachedLayerSize>, BackendError> {
         let mut guard = Arc::clone(&self.measure_lock).lock_owned().await;
         let mut known = lock(&self.known).clone();
@@ -217,7 +218,10 @@ impl EngineLayers {
         for (image, facts) in &order {
             if facts.chains.iter().any(|chain| !known.contains_key(chain)) {
                 let history = self.history(image.id.as_str()).await?;
-                guess(image.size, facts, history::sizes(&history, facts.chains.len()), &mut known);
+                let sizes = history::sizes(&history, facts.chains.len());
+                let with_archives =
+                    |sizes| if has_archives { history::scaled(sizes, image.size) } else { sizes };
+                guess(image.size, facts, sizes.map(with_archives), &mut known);
             }
         }
         let present: HashSet<&LayerId> = facts.values().flat_map(|facts| &facts.chains).collect();
