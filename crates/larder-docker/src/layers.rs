@@ -274,7 +274,7 @@ impl LayerMeasurement {
         let own: DiskSpace = known.iter().map(|image| image.own).sum();
         let dirs = used().map(|layer| layer.amount).sum::<DiskSpace>() + own;
         let estimated = used().any(|layer| layer.estimated) || known.len() < images.len();
-        LayerMeasurement { dirs, estimated, layers }
+        LayerMeasurement { layers, dirs, estimated }
     }
 }
 

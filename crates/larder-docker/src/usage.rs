@@ -93,21 +93,21 @@ pub(crate) async fn usage(
         Some(store) => blocking(move || dir_size::tree(&store).ok()).await,
         None => None,
     };
-    let mut containers = LayerStoreShare { count: summed.len(), ..LayerStoreShare::default() };
+    let mut writable = LayerStoreShare { count: summed.len(), ..LayerStoreShare::default() };
     for container in summed {
         let measured = match &containerd {
             Some(containerd) => containerd.written(&container.id).await,
             None if on_disk.is_some() => written(inspections, container).await?,
             None => None,
         };
-        containers.estimated |= measured.is_none();
-        containers.amount += measured.unwrap_or_else(|| DiskSpace::estimate(count(container.size_rw)));
+        writable.estimated |= measured.is_none();
+        writable.amount += measured.unwrap_or_else(|| DiskSpace::estimate(count(container.size_rw)));
     }
     Ok(EngineUsage {
         layer_store: store.filter(|_| on_disk.is_some()),
         on_disk,
         images: LayerStoreShare { count: listed.len(), amount: measured.dirs, estimated: measured.estimated },
-        containers,
+        containers: writable,
         engine: system_df.map(|system_df| EngineCounts::of(&system_df)),
     })
 }
