@@ -45,8 +45,8 @@ impl AdoptionFailures {
     }
 
     /// Notes a failure. Returns true if it is another one than the last.
-    fn note(&self, target: &Digest, failure: String, now: Instant) -> bool {
-        let last = self.0.lock().insert(target.clone(), (failure.clone(), now));
+    fn note(&self, target: &Digest, failure: &str, now: Instant) -> bool {
+        let last = self.0.lock().insert(target.clone(), (failure.to_owned(), now));
         last.is_none_or(|(last, _)| last != failure)
     }
 
@@ -151,7 +151,7 @@ impl StorePublisher {
         let at = Instant::now();
         // One that lacked space is tried again as soon as that may have changed.
         let at = if is_settled { at } else { at.checked_sub(REFUSED).unwrap_or(at) };
-        if failures.note(target, failure.clone(), at) {
+        if failures.note(target, &failure, at) {
             tracing::warn!("{failure}");
         }
         is_settled
@@ -198,7 +198,7 @@ impl StorePublisher {
     async fn missing(&self, images: Vec<ContainerdImage>) -> Result<Vec<ContainerdImage>, BackendError> {
         let found = in_store(self.store.store(), move |store| {
             let lookup = |(image, name): (usize, Reference)| {
-                let found = store.image(&ImageName::from(name.to_string()))?;
+                let found = store.image(ImageName::from(name.to_string()))?;
                 let found = found
                     .map(|found| (found.manifests.contains(&images[image].target), store.to_image(&found)));
                 Ok((image, name, found))

@@ -84,18 +84,16 @@ impl LayerSource for PublishedLayers {
 /// Adds containerd's copies of layers to the images of the store.
 fn add_copies(index: &mut LayerUsageIndex, images: &[Image], copies: &LayerUsageIndex) {
     for image in images {
-        let (Some(stored), Some(copied)) = (index.layers_of(&image.id).cloned(), copies.layers_of(&image.id))
-        else {
-            continue;
-        };
+        let Some(own) = index.layers_of(&image.id).cloned() else { continue };
+        let Some(added) = copies.layers_of(&image.id) else { continue };
         let new: Vec<&MeasuredLayer> =
-            copied.layers.iter().map(|&layer| &copies.all()[layer as usize]).collect();
-        let stored_ids = stored.layers.iter().map(|&layer| index.all()[layer as usize].id.clone());
-        let ids: Vec<LayerId> = stored_ids.chain(new.iter().map(|layer| layer.id.clone())).collect();
+            added.layers.iter().map(|&layer| &copies.all()[layer as usize]).collect();
+        let own_ids = own.layers.iter().map(|&layer| index.all()[layer as usize].id.clone());
+        let ids: Vec<LayerId> = own_ids.chain(new.iter().map(|layer| layer.id.clone())).collect();
         for layer in new {
             index.add(layer.clone());
         }
-        index.add_image(image.id.clone(), &ids, stored.own + copied.own);
+        index.add_image(image.id.clone(), &ids, own.own + added.own);
     }
 }
 

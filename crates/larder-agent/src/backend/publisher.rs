@@ -222,7 +222,7 @@ impl StorePublisher {
                     }
                 }
                 Err(error) => {
-                    tracing::debug!("cannot subscribe to changes of the images of containerd: {error}")
+                    tracing::debug!("cannot subscribe to changes of the images of containerd: {error}");
                 }
             }
             time::sleep(BACKOFF.0).await;

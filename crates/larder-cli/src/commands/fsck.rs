@@ -121,15 +121,13 @@ fn shown(lacking: &IncompleteImage) -> String {
 /// The next step for an incomplete image: never a pull by tag, which may have moved.
 fn next_step(lacking: &IncompleteImage) -> Hint {
     let image = shown(lacking);
-    match digests(lacking).next().filter(|_| !lacking.preloaded) {
-        Some(digest) => Hint::from(format!("{image} is incomplete; "))
+    if let Some(digest) = digests(lacking).next().filter(|_| !lacking.preloaded) {
+        return Hint::from(format!("{image} is incomplete; "))
             .command(["pull".to_owned(), digest.clone()])
-            .text(" fetches the missing content"),
-        None => {
-            let why = if lacking.preloaded { "was loaded from an archive" } else { "has no registry" };
-            Hint::from(format!("{image} is incomplete and {why}; load it again: ")).command(["load", "FILE"])
-        }
+            .text(" fetches the missing content");
     }
+    let why = if lacking.preloaded { "was loaded from an archive" } else { "has no registry" };
+    Hint::from(format!("{image} is incomplete and {why}; load it again: ")).command(["load", "FILE"])
 }
 
 fn outcome(report: &FsckReport, out: &Printer) -> CommandOutcome {

@@ -140,8 +140,8 @@ fn images_that_came_while_larder_or_its_subscription_was_down_are_seen_and_incom
 
     fixture.containerd.stop();
     fixture.containerd.start_again().unwrap();
-    let later = fixture.import(&image(3), "registry.example/shop/later:1");
-    fixture.wait_for(&later, "registry.example/shop/later:1");
+    let second = fixture.import(&image(3), "registry.example/shop/later:1");
+    fixture.wait_for(&second, "registry.example/shop/later:1");
     let stderr = fixture.daemon().running.stderr();
     assert!(!stderr.contains("cannot load image"), "{stderr}");
     fixture.daemon.take().expect("larder runs").stop().expect(0);
