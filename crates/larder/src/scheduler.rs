@@ -146,7 +146,7 @@ impl ScheduledWork {
     }
 }
 
-/// What decides about the slot of work, with the slots of all work of the same callers, registry and repository.
+/// Facts that decide about the slot of work, with the slots of all work of the same callers, registry and repository.
 #[derive(Debug)]
 struct WorkShares {
     callers: Vec<u64>,

@@ -34,7 +34,8 @@ pub struct GcPolicy {
     pub low_threshold_percent: i32,
     /// An image first seen more recently is not removed for space. Default 2 min.
     pub minimum_age: Duration,
-    /// Whether the minimum age retains images that were used, too. Default true; rounds for pulls remove them.
+    /// Whether the minimum age retains images that were used since they were first seen, too. Default true; rounds for
+    /// pulls remove them.
     pub minimum_age_of_used: bool,
     /// An image unused for longer is removed even if no space is needed. Default 0: never.
     pub maximum_age: Duration,

@@ -80,6 +80,8 @@ async fn the_minimum_age_retains_only_what_no_container_has_used() {
     let world = world();
     let policy = GcPolicy { minimum_age: Duration::from_secs(3600), ..policy() };
     let collector = world.collector().policy(policy).build();
+    collector.detect().await.unwrap();
+    world.advance(1000);
     world.state().containers = [("container of b".to_owned(), "b".to_owned())].into();
     collector.detect().await.unwrap();
     world.state().containers.clear();

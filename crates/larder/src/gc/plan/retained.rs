@@ -87,7 +87,9 @@ pub(super) fn retain_by_minimum_age(
     if image.last_used.is_some_and(|used| used >= snapshot.now) {
         return Some(RetainReason::ClockWentBack);
     }
-    let applies = policy.minimum_age_of_used || image.last_used.is_none();
+    // An image that was pulled or ensured counts as used at that time, when it is first seen.
+    let was_used = image.last_used.is_some_and(|used| used > image.first_seen);
+    let applies = policy.minimum_age_of_used || !was_used;
     (applies && snapshot.now.millis_since(image.first_seen) < millis(policy.minimum_age)).then(|| {
         RetainReason::TooYoung { age: snapshot.now.since(image.first_seen), minimum: policy.minimum_age }
     })
