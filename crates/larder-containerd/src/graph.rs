@@ -307,6 +307,11 @@ impl<'a> ListedImage<'a> {
     }
 }
 
+/// Whether what a record stands for is an image with this ID, or has it among others.
+pub(crate) fn leads_to(content: &ContentGraph, record: &ImageRecord, id: &str) -> bool {
+    record.target.as_ref().is_some_and(|target| content.below(&target.digest).contains(&id))
+}
+
 /// The targets of the records of an image.
 fn targets_of<'a>(image: &Image, records: &'a [ImageRecord]) -> Vec<&'a str> {
     let names = || image.repo_tags.iter().chain(&image.repo_digests).map(String::as_str);

@@ -1,4 +1,4 @@
-//! The images of containerd, whoever put them there, with their content; and that they have changed.
+//! The images of containerd that other programs put there, with their content; and that they have changed.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -14,6 +14,7 @@ use crate::NAMESPACE;
 use crate::client::ContainerdClient;
 use crate::proto::events::Envelope;
 use crate::proto::images::Image as ImageRecord;
+use crate::publish::is_pulled;
 
 /// Parts of a blob that wait for their reader. containerd sends parts of a megabyte.
 const PARTS_AHEAD: usize = 2;
@@ -44,14 +45,16 @@ impl ContainerdImages {
         ContainerdImages { client: ContainerdClient::new(channel, timeout) }
     }
 
-    /// The images that have a name in full.
+    /// The images that have a name in full, but for those that larder pulled.
     pub async fn list(&self) -> Result<Vec<ContainerdImage>, BackendError> {
-        Ok(grouped(self.client.images(NAMESPACE).await.map_err(|status| self.client.error(&status))?))
+        let listed = self.client.within_limit(self.client.images(NAMESPACE)).await;
+        Ok(grouped(listed.map_err(|status| self.client.error(&status))?))
     }
 
     /// The image with this name, and no other of its names.
     pub async fn named(&self, name: &Reference) -> Result<Option<ContainerdImage>, BackendError> {
-        let found = self.client.image(NAMESPACE, &name.to_string()).await;
+        let name = name.to_string();
+        let found = self.client.within_limit(self.client.image(NAMESPACE, &name)).await;
         Ok(grouped(found.map_err(|status| self.client.error(&status))?).pop())
     }
 
@@ -107,15 +110,18 @@ impl ImageChanges {
     }
 }
 
-/// The images that records stand for, in the order of their digests.
+/// The images that records stand for, in the order of their digests. An image that larder pulled, maybe for some pods, is
+/// not to become one for all.
 fn grouped(records: impl IntoIterator<Item = ImageRecord>) -> Vec<ContainerdImage> {
     let mut images: BTreeMap<String, ContainerdImage> = BTreeMap::new();
-    for ImageRecord { name, target, .. } in records {
+    for ImageRecord { name, target, .. } in records.into_iter().filter(|record| !is_pulled(record)) {
         let Some(target) = target else { continue };
         let (Ok(digest), Ok(size)) = (Digest::parse(&target.digest), u64::try_from(target.size)) else {
             continue;
         };
-        let Some(name) = full_name(&name) else { continue };
+        // A name with a digest stands for that alone, wherever a tool has put it.
+        let fits = |name: &Reference| name.digest().is_none_or(|named| *named == digest);
+        let Some(name) = full_name(&name).filter(fits) else { continue };
         let image = images.entry(target.digest).or_insert_with(|| ContainerdImage {
             target: digest,
             media_type: target.media_type,
@@ -160,6 +166,11 @@ mod tests {
             record(&digest("3"), "1"),
             record("app:1", "1"),
             record("r.example/app", "1"),
+            record(&format!("r.example/wrong@{}", digest("4")), "1"),
+            ImageRecord {
+                labels: [("larder.dev/published".to_owned(), digest("5"))].into(),
+                ..record("r.example/published:1", "5")
+            },
         ]);
         let names = |at: usize| images[at].names.iter().map(ToString::to_string).collect::<Vec<_>>();
         assert_eq!(names(0), ["r.example/app:1", &by_digest]);

@@ -82,7 +82,8 @@ impl ContainerdLayers {
     /// containerd does not report it.
     pub async fn root(&self, snapshotter: &str) -> Result<Option<PathBuf>, BackendError> {
         let root = async |filter: String| {
-            let found = self.client.plugins(&filter).await.map_err(|status| self.client.error(&status))?;
+            let found = self.client.within_limit(self.client.plugins(&filter)).await;
+            let found = found.map_err(|status| self.client.error(&status))?;
             let root = found.into_iter().find_map(|plugin| plugin.exports.get("root").map(PathBuf::from));
             Ok(root)
         };
@@ -97,7 +98,8 @@ impl ContainerdLayers {
 
     /// Disk usage of the writable snapshot of a container, alone.
     pub async fn written(&self, snapshotter: &str, snapshot: &str) -> Result<DiskSpace, BackendError> {
-        match self.client.usage(&self.namespace, snapshotter, snapshot).await {
+        let usage = self.client.usage(&self.namespace, snapshotter, snapshot);
+        match self.client.within_limit(usage).await {
             Ok(usage) => Ok(DiskSpace { bytes: positive(usage.size), inodes: positive(usage.inodes) }),
             Err(status) if status.code() == Code::NotFound => Ok(DiskSpace::ZERO),
             Err(status) => Err(self.client.error(&status)),

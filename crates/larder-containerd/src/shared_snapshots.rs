@@ -1,5 +1,5 @@
-//! What containerd has of images of larder's store: snapshots that it retains when larder withdraws the images, and copies of
-//! its own.
+//! Finds out which snapshots of larder's store containerd retains when larder withdraws its images, and which copies of
+//! their layers it has itself.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::Duration;
@@ -11,13 +11,13 @@ use tonic::Status;
 
 use crate::NAMESPACE;
 use crate::client::ContainerdClient;
-use crate::graph::{self, ContentGraph, ImageIdKind, SnapshotChains};
+use crate::graph::{self, ContentGraph, ImageIdKind, SnapshotChains, leads_to};
 use crate::holders::{self, Holder};
 use crate::images::is_full_name;
 use crate::layers::{ContainerdLayers, lease_holders};
 use crate::proto::images::Image as ImageRecord;
 use crate::proto::snapshots::Kind;
-use crate::publish::SNAPSHOTTER;
+use crate::publish::{SNAPSHOTTER, is_as_published};
 
 /// Queries containerd for what it has of images of larder's store.
 pub struct SharedSnapshots {
@@ -25,7 +25,7 @@ pub struct SharedSnapshots {
     layers: ContainerdLayers,
 }
 
-/// What containerd has of images of larder's store.
+/// The part of containerd in images of larder's store.
 #[derive(Debug, Default)]
 pub struct ContainerdShare {
     /// By chain ID, what retains a snapshot beside these images: other names, leases, other namespaces, containers.
@@ -47,11 +47,15 @@ impl SharedSnapshots {
         found.map_err(|status| self.client.error(&status))
     }
 
-    /// The directory of containerd's content, if containerd says where it is.
-    pub async fn content_root(&self) -> Result<Option<String>, BackendError> {
-        let found = self.client.plugins("type==io.containerd.content.v1,id==content").await;
-        let found = found.map_err(|status| self.client.error(&status))?;
-        Ok(found.into_iter().next().and_then(|plugin| plugin.exports.get("root").cloned()))
+    /// The directories of containerd's content and snapshots, as far as containerd says where they are.
+    pub async fn roots(&self) -> Result<Vec<String>, BackendError> {
+        let mut roots = Vec::new();
+        for kind in ["type==io.containerd.content.v1", "type==io.containerd.snapshotter.v1"] {
+            let found = self.client.within_limit(self.client.plugins(kind)).await;
+            let found = found.map_err(|status| self.client.error(&status))?;
+            roots.extend(found.into_iter().filter_map(|plugin| plugin.exports.get("root").cloned()));
+        }
+        Ok(roots)
     }
 
     async fn query(&self, images: &[Image]) -> Result<ContainerdShare, Status> {
@@ -62,7 +66,8 @@ impl SharedSnapshots {
             chains.extend(self.chains(snapshotter).await?);
         }
         let records = self.client.images(NAMESPACE).await?;
-        let mut holders = foreign_names(&records, images, &content);
+        let (withdrawn, foreign) = split_records(records, images, &content);
+        let mut holders = holders::other_names(&foreign, &HashSet::new());
         holders.extend(lease_holders(&self.client, NAMESPACE).await?);
         holders.extend(holders::labelled_roots(&content, &chains));
         let mut elsewhere = HashMap::new();
@@ -77,7 +82,7 @@ impl SharedSnapshots {
             }
         }
         holders::mark(&holders, &mut content, &mut chains);
-        let copies = graph::layers(images, ImageIdKind::Config, &content, &chains, Some(&records));
+        let copies = graph::layers(images, ImageIdKind::Config, &content, &chains, Some(&withdrawn));
         let own = chains.into_iter().filter(|chains| chains.is_of(SNAPSHOTTER));
         let mut holders: HashMap<String, String> = own.flat_map(SnapshotChains::into_held).collect();
         for (name, by) in elsewhere {
@@ -97,7 +102,9 @@ impl SharedSnapshots {
             let committed = all.iter().filter(|snapshot| snapshot.kind() == Kind::Committed);
             committed.map(|snapshot| (snapshot.name.clone(), DiskSpace::ZERO)).collect()
         } else {
-            self.layers.usages(snapshotter, &all).await?
+            // It may be one that does not answer: its copies are not counted.
+            let Ok(usages) = self.layers.usages(snapshotter, &all).await else { return Ok(None) };
+            usages
         };
         Ok(Some(SnapshotChains::of(snapshotter, &all, usages)))
     }
@@ -109,17 +116,23 @@ impl SharedSnapshots {
     }
 }
 
-/// The records that stay when larder withdraws these images.
-fn foreign_names(records: &[ImageRecord], images: &[Image], content: &ContentGraph) -> Vec<Holder> {
-    let names = images.iter().flat_map(|image| image.repo_tags.iter().chain(&image.repo_digests));
+/// The records that go when larder withdraws these images, and those that stay: a name may stand for another image.
+fn split_records(
+    records: Vec<ImageRecord>,
+    images: &[Image],
+    content: &ContentGraph,
+) -> (Vec<ImageRecord>, Vec<ImageRecord>) {
     let ids: HashSet<&str> = images.iter().map(|image| image.id.as_str()).collect();
-    let mut known: HashSet<&str> = names.map(String::as_str).chain(ids.iter().copied()).collect();
-    let is_withdrawn = |record: &&ImageRecord| {
-        let target = record.target.as_ref().map(|target| target.digest.as_str()).unwrap_or_default();
-        !is_full_name(&record.name) && content.below(target).iter().any(|digest| ids.contains(digest))
+    let mut by_name: HashMap<&str, &str> = ids.iter().map(|&id| (id, id)).collect();
+    for image in images {
+        let names = image.repo_tags.iter().chain(&image.repo_digests);
+        by_name.extend(names.map(|name| (name.as_str(), image.id.as_str())));
+    }
+    let is_withdrawn = |record: &ImageRecord| match by_name.get(record.name.as_str()) {
+        Some(id) => is_as_published(record) || leads_to(content, record, id),
+        None => !is_full_name(&record.name) && ids.iter().any(|id| leads_to(content, record, id)),
     };
-    known.extend(records.iter().filter(is_withdrawn).map(|record| record.name.as_str()));
-    holders::other_names(records, &known)
+    records.into_iter().partition(is_withdrawn)
 }
 
 /// The layers of images that take space in containerd: the snapshots in the store are counted there.

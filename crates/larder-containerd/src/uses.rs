@@ -1,5 +1,5 @@
-//! Containers that CRI does not list: those of `ctr run` and `nerdctl` in the namespace of CRI, and pod sandboxes. And the
-//! images that are pinned in containerd.
+//! Containers that CRI does not list, which are those of `ctr run` and `nerdctl` in the namespace of CRI, and pod
+//! sandboxes; and images that are pinned in containerd.
 //!
 //! A container names its image, but the name may point at another image now. So the images with the layers that its
 //! snapshot lies on are in use, too.
@@ -127,7 +127,8 @@ impl ContainerdPins {
 #[async_trait]
 impl RetentionSource for ContainerdPins {
     async fn retentions(&self) -> Result<Vec<Retention>, RetentionError> {
-        let records = self.client.images(NAMESPACE).await.map_err(|status| self.client.error(&status))?;
+        let records = self.client.within_limit(self.client.images(NAMESPACE)).await;
+        let records = records.map_err(|status| self.client.error(&status))?;
         let is_pinned =
             |record: &ImageRecord| record.labels.get(PINNED).is_some_and(|value| value == "pinned");
         let pinned = records.into_iter().filter(is_pinned);

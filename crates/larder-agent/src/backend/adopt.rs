@@ -1,11 +1,12 @@
 //! Makes images that other programs put into containerd, such as by `ctr images import`, images of the store.
 //!
 //! ```text
-//! names of containerd that the store lacks -> load of their content -> names, as far as they are still containerd's -> publication
+//! names of containerd that the store lacks -> load of their content
+//!     -> names, as far as they are still containerd's -> publication
 //! ```
 //!
-//! Only an image whose content containerd has in full is loaded: the layers of an image that larder published are not in
-//! containerd, so that nothing which larder pulled for some pods gets a record as of an image that every pod may use.
+//! Only an image whose content containerd has in full is loaded, and none by a name of an image that larder pulled:
+//! nothing that was pulled for some pods gets a record as of an image that every pod may use.
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -81,9 +82,11 @@ impl From<PullError> for AdoptionError {
                 ImportError::Missing { .. }
                 | ImportError::NoPlatform { .. }
                 | ImportError::NoImages
-                | ImportError::OtherContent { .. }
-                | ImportError::Manifest { .. },
+                | ImportError::OtherContent { .. },
             ) => AdoptionError::NotLoadable(error),
+            PullError::Import(ImportError::Manifest { ref cause, .. }) if cause.is_other_content() => {
+                AdoptionError::NotLoadable(error)
+            }
             error => AdoptionError::Load(error),
         }
     }
@@ -198,7 +201,10 @@ impl StorePublisher {
     async fn missing(&self, images: Vec<ContainerdImage>) -> Result<Vec<ContainerdImage>, BackendError> {
         let found = in_store(self.store.store(), move |store| {
             let lookup = |(image, name): (usize, Reference)| {
-                let found = store.image(ImageName::from(name.to_string()))?;
+                let text = ImageName::from(name.to_string());
+                // One with a damaged layer is loaded again.
+                let is_usable = store.usable_image_summary(text.clone())?.is_some();
+                let found = if is_usable { store.image(text)? } else { None };
                 let found = found
                     .map(|found| (found.manifests.contains(&images[image].target), store.to_image(&found)));
                 Ok((image, name, found))

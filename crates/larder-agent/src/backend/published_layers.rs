@@ -2,6 +2,7 @@
 //! have copies of others.
 
 use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
@@ -17,7 +18,7 @@ use tokio::task::spawn_blocking;
 pub(crate) struct PublishedLayers {
     store: StoreBackend,
     shared: SharedSnapshots,
-    /// Whether containerd's content is on the filesystem of the store.
+    /// Whether containerd's content and snapshots are on the filesystem of the store.
     is_same_filesystem: OnceCell<bool>,
     /// True once it was logged that containerd does not answer.
     warned: AtomicBool,
@@ -47,10 +48,15 @@ impl PublishedLayers {
     /// Whether removing containerd's copies frees space for the store. Not if that is unknown.
     async fn is_same_filesystem(&self) -> bool {
         let determine = || async {
-            let root = self.shared.content_root().await.ok().flatten().ok_or(())?;
+            let roots = self.shared.roots().await.map_err(|_| ())?;
             let store = self.store.store().root().to_owned();
-            let device = |path: &std::path::Path| fs_err::metadata(path).map(|found| found.dev());
-            let compare = move || Ok::<_, std::io::Error>(device(root.as_ref())? == device(&store)?);
+            let device = |path: &Path| fs_err::metadata(path).map(|found| found.dev());
+            let compare = move || {
+                let own = device(&store)?;
+                let others = roots.iter().map(|root| device(root.as_ref()));
+                let others = others.collect::<std::io::Result<Vec<_>>>()?;
+                Ok::<_, std::io::Error>(!others.is_empty() && others.iter().all(|other| *other == own))
+            };
             spawn_blocking(compare).await.map_err(|_| ())?.map_err(|_| ())
         };
         self.is_same_filesystem.get_or_try_init(determine).await.is_ok_and(|same| *same)
@@ -97,10 +103,14 @@ fn add_copies(index: &mut LayerUsageIndex, images: &[Image], copies: &LayerUsage
     }
 }
 
-/// The bytes of the layers of images, or of one, that are containerd's copies: IDs of those have the name of their kind before
-/// a space.
+/// Whether a layer is a copy of containerd: IDs of those have the name of their kind before a space.
+pub(crate) fn is_copy(id: &LayerId) -> bool {
+    id.as_str().contains(' ')
+}
+
+/// The bytes of the layers of images, or of one, that are containerd's copies.
 pub(crate) fn bytes_in_containerd(layers: &LayerUsageIndex, image: Option<&ImageId>) -> u64 {
-    let is_copy = |layer: &&MeasuredLayer| layer.id.as_str().contains(' ');
+    let is_copy = |layer: &&MeasuredLayer| is_copy(&layer.id);
     let bytes = |layer: &MeasuredLayer| layer.amount.bytes;
     match image {
         None => layers.all().iter().filter(is_copy).map(bytes).sum(),

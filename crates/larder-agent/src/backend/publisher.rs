@@ -1,5 +1,5 @@
-//! Publishes the images of larder's own store to the containerd that keeps its snapshots there, and [loads](super::adopt) those
-//! that other programs put there.
+//! Publishes the images of larder's own store to the containerd that keeps its snapshots there, and
+//! [loads](super::adopt) those that other programs put there.
 //!
 //! An image is published after its commit and withdrawn before its removal, since the snapshots of containerd retain its
 //! layers. The containers of containerd use images like the store's own mounts.
@@ -41,7 +41,7 @@ use crate::config::Config;
 const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
 /// How long to wait for further changes of the images of containerd before they are compared with those of the store.
-const SETTLE: Duration = Duration::from_millis(200);
+const SETTLE: Duration = Duration::from_secs(1);
 
 /// The socket of the containerd to which these settings publish images, if there is one.
 pub(crate) fn socket(config: &Config) -> Option<&str> {
@@ -91,8 +91,10 @@ pub(crate) struct StorePublisher {
     pub(super) failures: AdoptionFailures,
     /// The images that containerd does not get.
     pub(super) hidden: Option<Arc<HiddenImages>>,
-    /// Notified when the images of the store and those of containerd may differ.
+    /// Notified when containerd may lack images of the store.
     changed: Notify,
+    /// Notified when the store may lack images of containerd.
+    changed_elsewhere: Notify,
     published: Mutex<PublishedNames>,
     comparison: Mutex<Comparison>,
     /// Of the images that are being published or withdrawn, by ID.
@@ -111,8 +113,17 @@ pub(crate) struct Comparison {
     pub(crate) problem: Option<String>,
 }
 
-/// The names under which containerd has images, by their IDs.
-type PublishedNames = HashMap<String, BTreeSet<String>>;
+/// The images that containerd has, by their IDs.
+type PublishedNames = HashMap<String, NamesInContainerd>;
+
+/// The names of a published image.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct NamesInContainerd {
+    /// All that were to be published.
+    all: BTreeSet<String>,
+    /// Those of them that containerd had for another image, and keeps.
+    of_others: BTreeSet<String>,
+}
 
 /// Errors of images that cannot be published, by their IDs: each is a warning once.
 type PublishErrors = HashMap<String, String>;
@@ -132,6 +143,7 @@ impl StorePublisher {
             failures: AdoptionFailures::default(),
             hidden,
             changed: Notify::new(),
+            changed_elsewhere: Notify::new(),
             published: Mutex::default(),
             comparison: Mutex::default(),
             locks: Mutex::default(),
@@ -158,7 +170,9 @@ impl StorePublisher {
 
     /// The last comparison.
     pub(crate) fn last_comparison(&self) -> Comparison {
-        self.comparison.lock().clone()
+        let mut last = self.comparison.lock().clone();
+        last.problem = last.problem.or_else(|| self.failures.first());
+        last
     }
 
     /// Whether containerd has the image under all its names, as far as is known.
@@ -205,10 +219,11 @@ impl StorePublisher {
         self.publisher.cri()
     }
 
-    /// Publishes what the store has and containerd lacks, and loads what containerd has and the store lacks: when it starts, after
-    /// each change in containerd, after a publication that failed, and when a list misses an image; until dropped.
+    /// Publishes what the store has and containerd lacks, when it starts, after each change in containerd, after a
+    /// publication that failed, and when a list misses an image; and loads what containerd has and the store lacks, beside
+    /// that, since a load takes long. Until dropped.
     pub(crate) async fn run(&self) {
-        tokio::join!(self.watch(), self.compare());
+        tokio::join!(self.watch(), self.compare(), self.adopt_changes());
     }
 
     /// Notes when images of containerd change.
@@ -216,9 +231,9 @@ impl StorePublisher {
         loop {
             match self.images.changes().await {
                 Ok(mut changes) => {
-                    self.changed.notify_one(); // for changes before the subscription
+                    self.note_changes(); // for changes before the subscription
                     while changes.next().await {
-                        self.changed.notify_one();
+                        self.note_changes();
                     }
                 }
                 Err(error) => {
@@ -226,6 +241,27 @@ impl StorePublisher {
                 }
             }
             time::sleep(BACKOFF.0).await;
+        }
+    }
+
+    fn note_changes(&self) {
+        self.changed.notify_one();
+        self.changed_elsewhere.notify_one();
+    }
+
+    async fn adopt_changes(&self) {
+        loop {
+            let complete = self.adopt_missing().await.unwrap_or_else(|error| {
+                tracing::debug!("cannot compare the images of containerd with those of the store: {error}");
+                false
+            });
+            let change = self.changed_elsewhere.notified();
+            if complete {
+                change.await;
+            } else {
+                let _ = time::timeout(BACKOFF.1, change).await; // it may have been down, or the disk full
+            }
+            time::sleep(SETTLE).await;
         }
     }
 
@@ -238,8 +274,8 @@ impl StorePublisher {
         }
     }
 
-    /// Publishes the images that containerd does not have: those of other commands, those that could not be published, and those
-    /// that it has lost. Then loads those that the store does not have. Returns whether both have all.
+    /// Publishes the images that containerd does not have: those of other commands, those that could not be published, and
+    /// those that it has lost. Returns whether it has all then.
     async fn reconcile(&self, errors: &mut PublishErrors) -> bool {
         if let Err(error) = self.publisher.end_stale_leases().await {
             tracing::debug!("cannot end stale leases in containerd: {error}");
@@ -257,18 +293,14 @@ impl StorePublisher {
             }
         };
         own.retain(|image| !self.hides(image));
-        let mut complete = self.publish_missing(&own, &listed, errors).await;
-        complete &= self.adopt_missing().await.unwrap_or_else(|error| {
-            tracing::debug!("cannot compare the images of containerd with those of the store: {error}");
-            false
-        });
+        let complete = self.publish_missing(&own, &listed, errors).await;
         let published = own.iter().filter(|image| self.is_published(image)).count();
         *self.comparison.lock() = Comparison {
             at: Some(Timestamp::now()),
             version: Some(version),
             published,
             pending: own.len() - published,
-            problem: errors.values().next().cloned().or_else(|| self.failures.first()),
+            problem: errors.values().next().cloned(),
         };
         complete
     }
@@ -355,14 +387,18 @@ impl StorePublisher {
         let mut unfinished = UnfinishedPublication(Some(&self.changed));
         let published = self.publisher.publish(image, foreign).await;
         let mut known = self.published.lock();
-        match &published {
-            Ok(()) => {
+        match published {
+            Ok(of_others) => {
                 unfinished.0 = None;
-                known.insert(image.id.to_string(), image.record_names().into_iter().collect())
+                let all = image.record_names().into_iter().collect();
+                known.insert(image.id.to_string(), NamesInContainerd { all, of_others });
+                Ok(())
             }
-            Err(_) => known.remove(image.id.as_str()),
-        };
-        published
+            Err(error) => {
+                known.remove(image.id.as_str());
+                Err(error)
+            }
+        }
     }
 
     /// Withdraws names of an image, and publishes what is left of it if that fails. Returns whether containerd had layers of it.
@@ -403,17 +439,19 @@ fn withdrawn_names(image: &PublishedImage, options: &RemoveOptions) -> Vec<Strin
 }
 
 /// Whether all names of an image are among these.
-fn has_all(known: &BTreeSet<String>, image: &Image) -> bool {
-    image.repo_tags.iter().chain(&image.repo_digests).all(|name| known.contains(name))
+fn has_all(known: &NamesInContainerd, image: &Image) -> bool {
+    image.repo_tags.iter().chain(&image.repo_digests).all(|name| known.all.contains(name))
 }
 
-/// Drops what containerd does not list: an image, or one of its names.
+/// Drops images that containerd does not list, or not under one of their names. It lists none for another image that it
+/// cannot run.
 fn retain_listed(published: &mut PublishedNames, listed: &[Image]) {
     let ids = listed.iter().map(|image| image.id.as_str());
     let names = listed.iter().flat_map(|image| image.repo_tags.iter().chain(&image.repo_digests));
     let listed: BTreeSet<&str> = ids.chain(names.map(String::as_str)).collect();
     published.retain(|id, names| {
-        listed.contains(id.as_str()) && names.iter().all(|name| listed.contains(name.as_str()))
+        let mut put = names.all.difference(&names.of_others);
+        listed.contains(id.as_str()) && put.all(|name| listed.contains(name.as_str()))
     });
 }
 
@@ -425,10 +463,11 @@ fn published(store: &Store, record: ImageRecord) -> Result<PublishedImage, Store
     }
     let config = store.blob(&record.id)?.unwrap_or_default();
     let (names, chains) = (named_documents(&record), record.chain_ids());
-    Ok(PublishedImage { id: record.id, config, documents, names, chains })
+    Ok(PublishedImage { id: record.id, config, documents, names, chains, preloaded: record.preloaded })
 }
 
-/// The names of an image, each with the document that it stands for: of a tag, the one that its repository served last.
+/// The names of an image, each with the document that it stands for: of a tag, the one that its repository served last, else the
+/// outermost.
 fn named_documents(record: &ImageRecord) -> Vec<(String, Digest)> {
     let of_repository = |repository: &str| {
         let mut served = record.manifests.iter().rev();
@@ -439,7 +478,7 @@ fn named_documents(record: &ImageRecord) -> Vec<(String, Digest)> {
             Digest::parse(digest).ok()
         } else {
             let repository = name.rsplit_once(':').map_or(name.as_str(), |(repository, _)| repository);
-            of_repository(repository).or(record.manifests.last()).cloned()
+            of_repository(repository).or(record.manifests.first()).cloned()
         };
         target.map(|target| (name.clone(), target))
     };
@@ -496,7 +535,8 @@ mod tests {
             ..Image::default()
         };
         let names = |id: &str, tags: &[&str]| {
-            (id.to_owned(), tags.iter().chain([&id]).map(|&name| name.to_owned()).collect())
+            let all = tags.iter().chain([&id]).map(|&name| name.to_owned()).collect();
+            (id.to_owned(), NamesInContainerd { all, ..NamesInContainerd::default() })
         };
         let mut published: PublishedNames =
             [names("sha256:1", &["a:1", "b:1"]), names("sha256:2", &["c:1"])].into();
@@ -508,6 +548,12 @@ mod tests {
         let before = published.clone();
         retain_listed(&mut published, &listed);
         assert_eq!(published, before);
+        let mut keeps = published.clone();
+        if let Some(names) = keeps.get_mut("sha256:1") {
+            names.of_others.insert("b:1".to_owned());
+        }
+        retain_listed(&mut keeps, &listed[..2]);
+        assert_eq!(keeps.len(), 2, "the name is of another image, which is not listed");
         retain_listed(&mut published, &listed[..2]);
         assert_eq!(published.keys().collect::<Vec<_>>(), ["sha256:2"], "it lost a name");
         retain_listed(&mut published, &[]);

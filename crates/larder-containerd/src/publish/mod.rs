@@ -20,9 +20,11 @@ use parking_lot::Mutex;
 use tonic::{Code, Status};
 
 pub use records::PublishedImage;
+pub(crate) use records::{is_as_published, is_pulled};
 
 use crate::NAMESPACE;
 use crate::client::ContainerdClient;
+use crate::graph::{ContentGraph, leads_to};
 use crate::images::is_full_name;
 use crate::proto::images::Image as ImageRecord;
 use crate::proto::snapshots::PrepareSnapshotRequest;
@@ -79,8 +81,13 @@ impl ImagePublisher {
         &self.cri
     }
 
-    /// Publishes an image. It can be run when this returns. Repeating it changes nothing.
-    pub async fn publish(&self, image: &PublishedImage, foreign: ForeignName) -> Result<(), BackendError> {
+    /// Publishes an image. It can be run when this returns. Repeating it changes nothing. Returns the names that stand for
+    /// another image, which were left alone.
+    pub async fn publish(
+        &self,
+        image: &PublishedImage,
+        foreign: ForeignName,
+    ) -> Result<BTreeSet<String>, BackendError> {
         let published = self.client.within_limit(Box::pin(self.publish_leased(image, foreign))).await;
         published.map_err(|status| self.client.error(&status))
     }
@@ -111,6 +118,7 @@ impl ImagePublisher {
             let archives = image.archives();
             let content = self.client.content(NAMESPACE, None).await?;
             let had_layers = content.iter().any(|blob| archives.contains(&blob.digest));
+            let content = ContentGraph::of(content);
             let mut owned = Vec::new();
             for name in names {
                 let record = self.client.image(NAMESPACE, name).await?;
@@ -118,9 +126,10 @@ impl ImagePublisher {
             }
             if names.iter().any(|name| name == image.id.as_str()) {
                 let records = self.client.images(NAMESPACE).await?.into_iter();
-                let unfit =
-                    records.filter(|record| !is_full_name(&record.name) && image.has_target_of(record));
-                owned.extend(unfit.map(|record| record.name).filter(|name| name != image.id.as_str()));
+                let not_full = records.filter(|record| {
+                    !is_full_name(&record.name) && leads_to(&content, record, image.id.as_str())
+                });
+                owned.extend(not_full.map(|record| record.name).filter(|name| name != image.id.as_str()));
             }
             for (at, name) in owned.iter().enumerate() {
                 self.client.delete_image(NAMESPACE, name, at + 1 == owned.len()).await?;
@@ -130,7 +139,11 @@ impl ImagePublisher {
         withdrawn.await.map_err(|status| self.client.error(&status))
     }
 
-    async fn publish_leased(&self, image: &PublishedImage, foreign: ForeignName) -> Result<(), Status> {
+    async fn publish_leased(
+        &self,
+        image: &PublishedImage,
+        foreign: ForeignName,
+    ) -> Result<BTreeSet<String>, Status> {
         let now = Timestamp::now();
         let id = format!("larder-{}-{}", std::process::id(), now.as_nanosecond());
         self.leases.lock().insert(id.clone());
@@ -152,7 +165,7 @@ impl ImagePublisher {
         image: &PublishedImage,
         lease: &str,
         foreign: ForeignName,
-    ) -> Result<(), Status> {
+    ) -> Result<BTreeSet<String>, Status> {
         let records = image.records(SNAPSHOTTER).map_err(Status::internal)?;
         for blob in records.blobs {
             self.client.write_blob(NAMESPACE, lease, blob).await?;
@@ -161,16 +174,18 @@ impl ImagePublisher {
         if self.forget_lost_layers(image).await? {
             self.publish_layers(image, lease).await?;
         }
-        let mut names = Vec::new();
+        let (mut names, mut left) = (Vec::new(), BTreeSet::new());
         for record in records.images {
             let name = record.name.clone();
             if self.put_name(image, record, foreign).await? {
                 names.push(name);
             } else {
                 tracing::info!(image = %image.id, "containerd has another image with the name {name}");
+                left.insert(name);
             }
         }
-        self.wait_for_cri(image, &names).await
+        self.wait_for_cri(image, &names).await?;
+        Ok(left)
     }
 
     /// Returns whether the name stands for the image now.

@@ -15,6 +15,9 @@ const MANAGED: &str = "io.cri-containerd.image";
 /// The label of names that larder published, with the digest of the document: others may have given the name away since.
 const PUBLISHED: &str = "larder.dev/published";
 
+/// The label of names of images that an administrator loaded, or put into containerd: every pod may use them.
+const PRELOADED: &str = "larder.dev/preloaded";
+
 /// The types of documents that containerd follows. What else a document says of itself is its registry's text.
 const INDEXES: [&str; 2] =
     ["application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json"];
@@ -34,6 +37,8 @@ pub struct PublishedImage {
     pub names: Vec<(String, Digest)>,
     /// The chain IDs of its layers, lowest first.
     pub chains: Vec<Digest>,
+    /// Whether an administrator loaded it, or put it into containerd.
+    pub preloaded: bool,
 }
 
 /// Records to write, in this order.
@@ -52,9 +57,7 @@ impl PublishedImage {
 
     /// Whether a name of containerd stands for this image, or for what larder last published under it.
     pub(super) fn owns(&self, record: &ImageRecord) -> bool {
-        let target = record.target.as_ref().map(|target| target.digest.as_str()).unwrap_or_default();
-        record.labels.get(PUBLISHED).is_some_and(|published| published == target)
-            || self.has_target_of(record)
+        is_as_published(record) || self.has_target_of(record)
     }
 
     /// Whether a name of containerd stands for one of the image's documents.
@@ -76,8 +79,18 @@ impl PublishedImage {
     pub(super) fn with_present_target(&self, new: ImageRecord, present: ImageRecord) -> ImageRecord {
         let is_own = self.has_target_of(&present);
         match present.target.filter(|_| is_own) {
-            Some(target) => record(&new.name, &target),
+            Some(target) => self.record(&new.name, &target),
             None => new,
+        }
+    }
+
+    fn record(&self, name: &str, target: &Descriptor) -> ImageRecord {
+        let preloaded = self.preloaded.then_some((PRELOADED, "true"));
+        let labels = [(MANAGED, "managed"), (PUBLISHED, target.digest.as_str())].into_iter().chain(preloaded);
+        ImageRecord {
+            name: name.to_owned(),
+            labels: labels.map(|(label, value)| (label.to_owned(), value.to_owned())).collect(),
+            target: Some(target.clone()),
         }
     }
 
@@ -109,23 +122,24 @@ impl PublishedImage {
         for (name, digest) in &self.names {
             let target = targets.get(digest).ok_or_else(|| format!("{digest} of {name} is missing"))?;
             first.get_or_insert(target);
-            images.push(record(name, target));
+            images.push(self.record(name, target));
         }
         let unnamed = || self.documents.last().and_then(|(digest, _)| targets.get(digest));
         let target = first.or_else(unnamed).ok_or_else(|| format!("{} has no manifest", self.id))?;
-        images.push(record(self.id.as_str(), target));
+        images.push(self.record(self.id.as_str(), target));
         Ok(ContainerdRecords { blobs, images })
     }
 }
 
-fn record(name: &str, target: &Descriptor) -> ImageRecord {
-    ImageRecord {
-        name: name.to_owned(),
-        labels: [(MANAGED, "managed"), (PUBLISHED, target.digest.as_str())]
-            .map(|(label, value)| (label.to_owned(), value.to_owned()))
-            .into(),
-        target: Some(target.clone()),
-    }
+/// Whether a name stands for what larder last published under it.
+pub(crate) fn is_as_published(record: &ImageRecord) -> bool {
+    let target = record.target.as_ref().map(|target| target.digest.as_str()).unwrap_or_default();
+    record.labels.get(PUBLISHED).is_some_and(|published| published == target)
+}
+
+/// Whether a name stands for an image that larder pulled, maybe for some pods only.
+pub(crate) fn is_pulled(record: &ImageRecord) -> bool {
+    is_as_published(record) && !record.labels.contains_key(PRELOADED)
 }
 
 /// The type of a document: the one that it has by its shape where it names none, as the specification of OCI allows, or one
@@ -172,6 +186,7 @@ mod tests {
             documents: vec![(digest('a'), manifest.into_bytes()), (digest('b'), index.into_bytes())],
             names: vec![("r.example/app:1".into(), digest('b'))],
             chains: vec![digest('2'), digest('3')],
+            preloaded: false,
         }
     }
 
