@@ -25,7 +25,7 @@ use tonic::body::Body;
 use tonic::codegen::{Bytes, Service as _, http};
 
 /// Time for one call: a client that has waited that long goes away. Pulls and watches last longer.
-const PATIENCE: Duration = Duration::from_millis(100);
+const CALL_TIMEOUT: Duration = Duration::from_millis(100);
 /// Time for the daemon to answer that it still runs.
 const RUNS_WITHIN: Duration = Duration::from_secs(10);
 /// Where nothing listens.
@@ -79,7 +79,7 @@ impl FuzzedDaemon {
             return;
         };
         self.runtime.block_on(async {
-            if let Ok(text) = time::timeout(PATIENCE, self.call(uri, message)).await {
+            if let Ok(text) = time::timeout(CALL_TIMEOUT, self.call(uri, message)).await {
                 assert!(!text.contains("a defect in larder"), "{path}: {text}");
             }
         });

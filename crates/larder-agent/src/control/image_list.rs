@@ -209,7 +209,8 @@ fn add_use(details: &mut api::ImageListDetails, image: &GcImage) {
     details.in_use |= image.retained_by.iter().any(|reason| reason.class() == RetentionClass::InUse);
 }
 
-/// Puts the layers of an image in the order of its config, where their identifiers are diff IDs or chain IDs.
+/// Puts the layers of an image in the order of its config, where their identifiers are diff IDs or chain IDs, and others
+/// behind them, such as archives.
 fn order_layers(indices: &mut [u32], layers: &[api::ImageLayer], diff_ids: &[String]) {
     let mut position: HashMap<String, usize> = HashMap::new();
     let mut chain: Option<String> = None;
@@ -227,7 +228,8 @@ fn order_layers(indices: &mut [u32], layers: &[api::ImageLayer], diff_ids: &[Str
         chain = Some(id);
     }
     indices.sort_by_key(|&index| {
-        layers.get(index as usize).and_then(|layer| position.get(layer.id.as_str())).copied()
+        let at = layers.get(index as usize).and_then(|layer| position.get(layer.id.as_str()));
+        (at.is_none(), at.copied())
     });
 }
 
@@ -296,6 +298,7 @@ mod tests {
             assert_eq!(ordered([top, "sha256:z"], &diff_ids), [1, 0], "{top}");
         }
         assert_eq!(ordered(["x", "y"], &diff_ids), [0, 1]);
+        assert_eq!(ordered(["archive sha256:a", "sha256:a"], &diff_ids), [1, 0]);
         assert_eq!(ordered(["a", "z"], &diff_ids), [1, 0], "as the store names them");
     }
 

@@ -34,7 +34,11 @@ pub(super) fn of(id: &str, listed: &ImagesResponse, info: &BTreeMap<String, Valu
     let Some(image) = listed.images.iter().find(|image| image.id == id) else { return Vec::new() };
     let mine = layers_of(image);
     let steps = build_steps(info);
-    let steps = if steps.len() == mine.len() { steps } else { Vec::new() };
+    let is_archive = |index: &&u32| {
+        listed.layers.get(**index as usize).is_some_and(|layer| layer.id.starts_with("archive "))
+    };
+    let archives = mine.iter().filter(is_archive).count();
+    let steps = if steps.len() + archives == mine.len() { steps } else { Vec::new() };
     let others: Vec<_> =
         listed.images.iter().filter(|other| other.id != id).map(|other| (other, layers_of(other))).collect();
     let record = |(at, index): (usize, &u32)| {

@@ -170,9 +170,7 @@ impl ImportError {
             | ImportError::Missing { .. }
             | ImportError::WrongDigest { .. }
             | ImportError::Document { .. } => WRITE_AGAIN,
-            ImportError::NoPlatform { .. } => {
-                return Some(Hint::from("select an available platform with ").setting("platform", ""));
-            }
+            ImportError::NoPlatform { .. } => "larder loads images for the platform of this machine",
             ImportError::Manifest { cause, .. } => return cause.hint().map(Hint::from),
             ImportError::Name { cause, .. } => return cause.hint().map(Hint::from),
             ImportError::OneName { .. } => {
