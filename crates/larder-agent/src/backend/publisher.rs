@@ -121,7 +121,7 @@ type PublishedNames = HashMap<String, NamesInContainerd>;
 struct NamesInContainerd {
     /// All that were to be published.
     all: BTreeSet<String>,
-    /// Those of them that containerd had for another image, and keeps.
+    /// Published names that containerd had for another image, and keeps.
     of_others: BTreeSet<String>,
 }
 
