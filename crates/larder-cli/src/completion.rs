@@ -66,9 +66,8 @@ fn with_values(command: clap::Command) -> clap::Command {
 fn completed_argument(command: &str, arg: clap::Arg) -> clap::Arg {
     let value = arg.get_value_names().and_then(|names| names.first()).map(ToString::to_string);
     let completer = match (command, value.as_deref().unwrap_or_default()) {
-        // They take no parts of names.
-        ("pull" | "ensure" | "access", "IMAGE") => ArgValueCompleter::new(full_names),
-        (_, "IMAGE" | "PATTERN") | ("keep", "RULE") => ArgValueCompleter::new(images),
+        ("inspect" | "explain" | "history", "IMAGE") | (_, "PATTERN") => ArgValueCompleter::new(images),
+        (_, "IMAGE") | ("keep", "RULE") => ArgValueCompleter::new(full_names),
         ("umount", "DIR") => ArgValueCompleter::new(mounts),
         (_, "RULE") => ArgValueCompleter::new(rules),
         (_, "KEY=VALUE") => ArgValueCompleter::new(filters),

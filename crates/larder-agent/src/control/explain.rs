@@ -11,7 +11,7 @@ use larder::reference::ImageId;
 use larder_api::convert::millis;
 use larder_api::v1::{Explanation, PulledRecord};
 
-use super::find::find;
+use super::find::find_to_describe;
 use super::images::absent;
 use super::{gc, report};
 use crate::backend::published_layers::bytes_in_containerd;
@@ -27,7 +27,7 @@ pub(super) async fn explain(
     pulls: &Pulls,
     policy: &GcPolicy,
 ) -> Result<Explanation, Error> {
-    let image = find(name, &**storage.backend()).await?.image;
+    let image = find_to_describe(name, &**storage.backend()).await?.image;
     let run = match dry_run(collector, policy).await {
         Ok(run) => run,
         Err(error) => return Err(gc::failure_of(collector, error).await),

@@ -1,7 +1,8 @@
-//! Finds the present image that a text selects: by a name, by a part of a name, by its ID or the start of one.
+//! Finds the present image that a text selects, for commands on present images: a pull and an ensure take names as
+//! kubelet does.
 //!
-//! For commands on present images only: a pull and an ensure take names as kubelet does. A whole name or ID comes first.
-//! Without one, images with such a repository and images with such an ID are candidates alike, and several are an error.
+//! What changes or uses an image takes an exact name, shortened as docker does, or its ID from four digits, if that is
+//! unambiguous. What only describes an image also takes the end of a name, and any start of an ID.
 
 use std::collections::BTreeSet;
 
@@ -35,21 +36,27 @@ impl FoundImage {
     }
 }
 
-/// The image that a text selects, by whichever of its names.
-pub(super) async fn find(text: &str, backend: &dyn Backend) -> Result<FoundImage, Error> {
+/// The image that a text selects to be described, also by a part of a name.
+pub(super) async fn find_to_describe(text: &str, backend: &dyn Backend) -> Result<FoundImage, Error> {
     let images = backend.list().await.map_err(|error| image_error(text, error))?;
-    let mut found = select(text, &images);
+    let mut found = select(text, NameMatch::Part, &images);
     found.dedup_by(|next, before| next.image.id == before.image.id);
     found_one(text, found, &images, backend).await
 }
 
-/// The name, or the image, that a text selects among these images of the backend. Several names of one image are an error.
-pub(super) async fn find_name(
+/// The image that an exact name or an ID selects.
+pub(super) async fn find(text: &str, backend: &dyn Backend) -> Result<FoundImage, Error> {
+    let images = backend.list().await.map_err(|error| image_error(text, error))?;
+    find_among(text, &images, backend).await
+}
+
+/// The name, or the image, that an exact name or an ID selects among these images of the backend.
+pub(super) async fn find_among(
     text: &str,
     images: &[Image],
     backend: &dyn Backend,
 ) -> Result<FoundImage, Error> {
-    found_one(text, select(text, images), images, backend).await
+    found_one(text, select(text, NameMatch::Exact, images), images, backend).await
 }
 
 async fn found_one(
@@ -66,14 +73,45 @@ async fn found_one(
     }
     // A runtime may complete short names in its own way.
     match backend.status(&ImageSpec::named(text)).await {
-        Ok(Some(image)) => Ok(FoundImage { image, name: None }),
-        Ok(None) => Err(unknown(text, images)),
+        Ok(found) => found.and_then(|image| completed(text, image)).ok_or_else(|| unknown(text, images)),
         Err(error) => Err(image_error(text, error)),
     }
 }
 
+/// An image that a runtime found by this text, if by a longer name with the same tag or digest, or by enough of its ID.
+fn completed(text: &str, image: Image) -> Option<FoundImage> {
+    if digits_of_id(text).is_some_and(|digits| digits.len() >= SHORTEST_ID && is_id_start(digits, &image)) {
+        return Some(FoundImage { image, name: None });
+    }
+    let wanted = Reference::parse(text).ok()?;
+    let tag = wanted.tag_or_default().map(str::to_owned);
+    let is_meant = |name: &&String| {
+        Reference::parse(name).is_ok_and(|name| {
+            is_part_of(&wanted, &name) && (wanted.digest().is_some() || name.tag() == tag.as_deref())
+        })
+    };
+    let name = image.repo_tags.iter().chain(&image.repo_digests).find(is_meant)?.clone();
+    Some(FoundImage { image, name: Some(name) })
+}
+
+/// How a text selects names of images.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum NameMatch {
+    /// The name, shortened as docker does: `latest` if it has no tag.
+    Exact,
+    /// Also any end of the repository, at a slash, and any tag if the text has none.
+    Part,
+}
+
+/// How many digits select an image by its ID where the text has to be exact.
+const SHORTEST_ID: usize = 4;
+
+fn is_id_start(digits: &str, image: &Image) -> bool {
+    image.id.as_str().rsplit(':').next().is_some_and(|id| id.starts_with(digits))
+}
+
 /// Every name or image that a text selects: one if it is a whole name or ID. Pure.
-fn select(text: &str, images: &[Image]) -> Vec<FoundImage> {
+fn select(text: &str, matching: NameMatch, images: &[Image]) -> Vec<FoundImage> {
     let wanted = Reference::parse(text).ok();
     let whole = wanted.as_ref().map(full_name);
     let by_name = |is_meant: &dyn Fn(&Reference) -> bool| {
@@ -87,27 +125,30 @@ fn select(text: &str, images: &[Image]) -> Vec<FoundImage> {
         }
         found
     };
-    let by_id = |is_meant: &dyn Fn(&str) -> bool| -> Vec<FoundImage> {
-        let digits = |image: &Image| image.id.as_str().rsplit(':').next().is_some_and(is_meant);
-        let found = images.iter().filter(|image| digits(image)).cloned();
+    let by_id = |digits: &str| -> Vec<FoundImage> {
+        let found = images.iter().filter(|image| is_id_start(digits, image)).cloned();
         found.map(|image| FoundImage { image, name: None }).collect()
     };
     let digits = digits_of_id(text);
-    if let Some(digits) = digits.filter(|digits| digits.len() == 64) {
-        return by_id(&|id| id == digits);
+    if let Some(image) = images.iter().find(|image| image.id.as_str() == text) {
+        return vec![FoundImage { image: image.clone(), name: None }];
     }
     let mut found = by_name(&|name| whole.as_ref() == Some(&full_name(name)));
     if !found.is_empty() {
         found.truncate(1); // the same name cannot be two images'
         return found;
     }
-    if let Some(wanted) = wanted {
+    let shortest = match matching {
+        NameMatch::Exact => SHORTEST_ID,
+        NameMatch::Part => 1,
+    };
+    if let (Some(wanted), NameMatch::Part) = (wanted, matching) {
         found = by_name(&|name| is_part_of(&wanted, name));
         prefer(&mut found, |name| name.tag().is_some());
         prefer(&mut found, |name| name.tag() == Some(DEFAULT_TAG));
     }
-    if let Some(digits) = digits {
-        let mut by_id = by_id(&|id| id.starts_with(digits));
+    if let Some(digits) = digits.filter(|digits| digits.len() >= shortest) {
+        let mut by_id = by_id(digits);
         by_id.retain(|image| found.iter().all(|named| named.image.id != image.image.id));
         found.extend(by_id);
     }
@@ -154,9 +195,27 @@ pub(super) fn unknown(text: &str, images: &[Image]) -> Error {
     if names_content(text) {
         return absent(text);
     }
-    match nearest_names(text, images.iter().flat_map(|image| &image.repo_tags)).as_slice() {
+    match names_like(text, images).as_slice() {
         [] => absent(text),
         near => absent(text).hint(format!("{SIMILAR}: {}", near.join(", "))),
+    }
+}
+
+/// Names, or IDs, that a text may mean: those that it is a part of, else similar ones.
+fn names_like(text: &str, images: &[Image]) -> Vec<String> {
+    let parts = select(text, NameMatch::Part, images);
+    if parts.is_empty() {
+        return nearest_names(text, images.iter().flat_map(|image| &image.repo_tags));
+    }
+    parts.iter().take(LISTED).map(listed).collect()
+}
+
+/// How a message names an image.
+fn listed(found: &FoundImage) -> String {
+    match (&found.name, found.image.repo_tags.first()) {
+        (Some(name), _) => name.clone(),
+        (None, Some(name)) => format!("{} ({name})", found.image.id),
+        (None, None) => found.image.id.to_string(),
     }
 }
 
@@ -167,15 +226,7 @@ fn names_content(text: &str) -> bool {
 }
 
 fn ambiguous(text: &str, found: &[FoundImage]) -> Error {
-    let mut listed: Vec<String> = found
-        .iter()
-        .take(LISTED)
-        .map(|found| match (&found.name, found.image.repo_tags.first()) {
-            (Some(name), _) => name.clone(),
-            (None, Some(name)) => format!("{} ({name})", found.image.id),
-            (None, None) => found.image.id.to_string(),
-        })
-        .collect();
+    let mut listed: Vec<String> = found.iter().take(LISTED).map(listed).collect();
     if found.len() > LISTED {
         listed.push(format!("and {} more", found.len() - LISTED));
     }
@@ -198,8 +249,63 @@ mod tests {
         }
     }
 
+    fn selected(text: &str, matching: NameMatch, images: &[Image]) -> Vec<String> {
+        select(text, matching, images).iter().map(|found| found.key().to_owned()).collect()
+    }
+
     fn keys(text: &str, images: &[Image]) -> Vec<String> {
-        select(text, images).iter().map(|found| found.key().to_owned()).collect()
+        selected(text, NameMatch::Part, images)
+    }
+
+    #[test]
+    fn an_exact_text_selects_no_part_of_a_name_or_id() {
+        let digest = format!("sha256:{}", "d".repeat(64));
+        let by_digest = format!("r.example/team/tiny@{digest}");
+        let images = [
+            image("deb1", &["docker.io/library/tiny:1", "docker.io/team/app:latest"]),
+            image("deb1a2", &["r.example/team/tiny:latest", &by_digest]),
+        ];
+        let ids = [images[0].id.as_str(), images[1].id.as_str()];
+        for (text, expected) in [
+            ("tiny", &[][..]),
+            ("tiny:1", &["docker.io/library/tiny:1"]),
+            ("library/tiny:1", &["docker.io/library/tiny:1"]),
+            ("docker.io/tiny:1", &["docker.io/library/tiny:1"]),
+            ("team/app", &["docker.io/team/app:latest"]),
+            ("app", &[]),
+            ("team/tiny", &[]),
+            ("r.example/team/tiny", &["r.example/team/tiny:latest"]),
+            (&by_digest, &[by_digest.as_str()]),
+            ("d", &[]),
+            ("deb", &[]),
+            ("sha256:deb", &[]),
+            ("deb1", &ids),
+            ("deb1a", &ids[1..]),
+            ("sha256:deb1a2", &ids[1..]),
+            (&ids[0][7..], &ids[..1]),
+            (&digest, &[]),
+        ] {
+            assert_eq!(selected(text, NameMatch::Exact, &images), expected, "{text}");
+        }
+        let steps = format!("{:?}", unknown("tiny", &images).next_steps());
+        assert!(
+            steps.contains("similar images: docker.io/library/tiny:1, r.example/team/tiny:latest"),
+            "{steps}"
+        );
+        let steps = format!("{:?}", unknown("de", &images).next_steps());
+        assert!(steps.contains(ids[1]), "{steps}");
+    }
+
+    #[test]
+    fn what_a_runtime_completes_has_the_same_tag_or_enough_of_the_id() {
+        let built = image("deb1", &["localhost/tiny:latest", "localhost/tiny:1"]);
+        let found = |text: &str| completed(text, built.clone()).map(|found| found.key().to_owned());
+        assert_eq!(found("tiny").as_deref(), Some("localhost/tiny:latest"));
+        assert_eq!(found("tiny:1").as_deref(), Some("localhost/tiny:1"));
+        assert_eq!(found("deb1").as_deref(), Some(built.id.as_str()));
+        for text in ["tiny:2", "d", "deb", "other"] {
+            assert_eq!(found(text), None, "{text}");
+        }
     }
 
     #[test]
@@ -262,7 +368,7 @@ mod tests {
         assert_eq!(keys("sha256:c0", &images), [images[1].id.as_str()]);
         assert_eq!(keys("c", &images).len(), 2);
         assert_eq!(keys("cafe", &images), ["r.example/cafe:1", images[0].id.as_str()]);
-        let error = ambiguous("cafe", &select("cafe", &images));
+        let error = ambiguous("cafe", &select("cafe", NameMatch::Part, &images));
         for part in ["cafe: ambiguous", "r.example/cafe:1", &format!("{} (r.example/a:1)", images[0].id)] {
             assert!(error.message().contains(part), "{error}");
         }

@@ -20,7 +20,7 @@ use larder_store::backend::StoreBackend;
 use larder_store::store::StoreError;
 use tokio::task::spawn_blocking;
 
-use super::find::{FoundImage, find_name, is_same_name};
+use super::find::{FoundImage, find_among, is_same_name};
 use super::images::image_error;
 use crate::error::{Error, ErrorKind};
 use crate::node::collection::{Collection, RequestApi};
@@ -80,7 +80,7 @@ async fn look_up<'a>(
     let images = backend.list().await?;
     let mut is_outdated = false;
     for text in &request.images {
-        match find_name(text, &images, backend).await {
+        match find_among(text, &images, backend).await {
             Ok(FoundImage { image, .. })
                 if !request.image_id.is_empty() && image.id.as_str() != request.image_id =>
             {

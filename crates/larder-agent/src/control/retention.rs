@@ -12,7 +12,7 @@ use larder_api::v1::keep_rule::Select;
 use larder_api::v1::{self as api, KeepRequest, LeaseOwner, LeaseResponse};
 use tokio::task::spawn_blocking;
 
-use super::find::{FoundImage, SIMILAR, find, find_name};
+use super::find::{FoundImage, SIMILAR, find, find_among};
 use crate::error::{Error, ErrorKind};
 use crate::node::Storage;
 use crate::node::collection::Collection;
@@ -56,7 +56,7 @@ pub(super) async fn keep(
     Ok(api::KeepResponse { rules, warnings, configured })
 }
 
-/// Replaces each part of a name that selects one present image by the name of that image. Returns what to do about those
+/// Replaces each short name or ID of one present image by its name in full, or its digest. Returns what to do about those
 /// that select none, or several.
 async fn complete_names(rules: &mut [api::KeepRule], backend: &dyn Backend) -> Vec<String> {
     let mut advice = Vec::new();
@@ -71,7 +71,7 @@ async fn complete_names(rules: &mut [api::KeepRule], backend: &dyn Backend) -> V
         if images.iter().any(|image| matcher.parse_selector(&image.repo_tags).is_some()) {
             continue;
         }
-        match find_name(text, &images, backend).await {
+        match find_among(text, &images, backend).await {
             Ok(FoundImage { name: Some(name), .. }) => *text = name,
             Ok(FoundImage { image, name: None }) => {
                 rule.select = Some(Select::Digest(image.id.to_string()));

@@ -283,7 +283,7 @@ pub(crate) struct KeepArgs {
     #[command(subcommand)]
     pub(crate) action: Option<KeepSubcommand>,
 
-    /// A name, in which * matches any text and ? one character, or a part of the name of a present image; or a digest,
+    /// A name, in which * matches any text and ? one character, shortened as docker does; or a digest,
     /// sha256:...
     #[arg(value_name = "RULE", conflicts_with = "label")]
     pub(crate) rule: Option<String>,

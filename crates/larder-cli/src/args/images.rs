@@ -79,8 +79,8 @@ pub(crate) struct InspectArgs {
 
 /// Remove names of images, and each image with its last name.
 ///
-/// A name removes itself only; an ID or digest stands for the image, which then needs --force if it has several names. A part
-/// of a name or ID will do, as long as one image has it. Over CRI a runtime removes all names of an image at once: larder
+/// A name removes itself only, and means latest if it has no tag; an ID, from four digits, stands for the image, which then
+/// needs --force if it has several names. Over CRI a runtime removes all names of an image at once: larder
 /// refuses unless all of its tags are given, or with --force.
 #[derive(Debug, Args)]
 #[command(
@@ -91,7 +91,7 @@ pub(crate) struct InspectArgs {
   larder rm --ignore-not-found $(larder images -q registry.example/old)"
 )]
 pub(crate) struct RmArgs {
-    /// Names or IDs of images, or parts of them.
+    /// Exact names, or IDs, of images.
     #[arg(value_name = "IMAGE", required_unless_present = "ignore_not_found")]
     pub(crate) images: Vec<ImageName>,
 
@@ -118,7 +118,7 @@ pub(crate) struct RmArgs {
   larder tag 3f8a21b0c9d4 app:old
   larder tag app:2 app:stable")]
 pub(crate) struct TagArgs {
-    /// Name or ID of a present image, or a part of it.
+    /// Exact name, or ID, of a present image.
     pub(crate) source: ImageName,
 
     /// The name to add; without a tag, latest.

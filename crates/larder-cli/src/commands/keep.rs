@@ -68,7 +68,7 @@ async fn add(select: Selector, args: &KeepArgs, session: &CommandSession) -> Res
     let request = KeepRequest { add: vec![convert::keep_rule(&rule)], ..KeepRequest::default() };
     // A rule without a matching image is accepted with a warning.
     let answer = change(&client, request).await?;
-    // A part of a name became the name of the image.
+    // A short name became the name of the image.
     let added = answer.rules.into_iter().last().map(convert::keep_rule_from).transpose()?;
     let rule = added.unwrap_or(rule);
     match args.output.data() {

@@ -211,15 +211,17 @@ fn two_names_of_one_image_remove_it_once() {
 #[test]
 fn the_start_of_an_id_selects_an_image_if_no_other_has_it() {
     let world = world();
-    let twin = format!("sha256:13{}", "0".repeat(62));
+    let twin = format!("sha256:11113{}", "0".repeat(59));
     world.cri.change(|contents| {
         let mut image = contents.images[1].clone();
         (image.id, image.repo_tags) = (twin.clone(), vec!["127.0.0.1:5000/team/twin:1".into()]);
         contents.images.push(image);
     });
-    world.larder(&["rm", "1"]).expect(2).golden("rm-ambiguous.txt", &world);
-    world.larder(&["rm", "13"]).expect(0);
-    world.larder(&["rm", "3"]).expect(0);
+    world.larder(&["rm", "1111"]).expect(2).golden("rm-ambiguous.txt", &world);
+    world.larder(&["rm", "11113"]).expect(0);
+    let short = world.larder(&["rm", "1"]).expect(1);
+    assert!(short.stderr.contains("similar images: sha256:1111"), "too short for a removal: {short:?}");
+    world.larder(&["rm", "3333"]).expect(0);
     assert_eq!(world.larder(&["images", "-q"]).expect(0).stdout.lines().count(), 2);
 }
 
