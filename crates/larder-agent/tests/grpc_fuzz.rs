@@ -233,7 +233,7 @@ fn control_calls() -> Vec<Vec<u8>> {
         minimum_age_milliseconds: Some(1),
         maximum_age_milliseconds: Some(u64::MAX),
         kubelet: true,
-        force_leases: true,
+        ended_leases: control::EndedLeases::All.into(),
     };
     let label = control::LabelSelector { key: "a".into(), value: Some("b".into()) };
     let rules = [Select::Name("ci/*".into()), Select::Digest(image()), Select::Label(label)];

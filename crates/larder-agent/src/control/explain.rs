@@ -73,10 +73,10 @@ pub(super) async fn explain(
 
 /// The next round, with unknown disk usage if the filesystem cannot be measured.
 async fn dry_run(collector: &Collector, policy: &GcPolicy) -> Result<DryRun, GcError> {
-    match collector.dry_run(policy.scheduled_goal(), policy, false).await {
+    match collector.dry_run(policy.scheduled_goal(), policy, &[]).await {
         Err(GcError::Disk(error)) => {
             tracing::warn!("cannot determine disk usage: {error}");
-            collector.dry_run(GcGoal::Detect, policy, false).await
+            collector.dry_run(GcGoal::Detect, policy, &[]).await
         }
         run => run,
     }

@@ -4,31 +4,25 @@ use larder::gc::{Collector, GcError, GcGoal, GcPolicy, usage_by_class};
 use larder::go_format;
 use larder::hint::Hint;
 use larder::image_service::FilesystemError;
+use larder::retention::LeasePurpose;
 use larder_api::is_gone;
 use larder_api::v1::collect_request::Goal;
-use larder_api::v1::{CollectRequest, Collection, SpaceHolder, UsageByState};
+use larder_api::v1::{CollectRequest, Collection, EndedLeases, SpaceHolder, UsageByState};
 
 use super::report::{self, usage_by_state};
 use crate::error::Error;
 
-/// Treatment of larder's own leases by a round.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum LeasePolicy {
-    /// Retains leased images.
-    Respect,
-    /// Ends the leases first.
-    End,
-}
-
-impl LeasePolicy {
-    /// Returns the policy of a request. Only a request for all unused images may end leases.
-    pub(super) fn of(request: &CollectRequest) -> Result<LeasePolicy, Error> {
-        match (request.force_leases, request.goal) {
-            (false, _) => Ok(LeasePolicy::Respect),
-            (true, Some(Goal::AllUnused(true))) => Ok(LeasePolicy::End),
-            (true, _) => Err(Error::bad_input("leases can be ended only for all unused images")
-                .hint(Hint::new().command(["gc", "--all-unused", "--force-leases"]))),
-        }
+/// The leases of larder that a round ends first, by purpose. A round for thresholds or space ends none.
+pub(super) fn ended_leases(request: &CollectRequest) -> Result<&'static [LeasePurpose], Error> {
+    let ends = match request.ended_leases() {
+        EndedLeases::Unspecified => return Ok(&[]),
+        EndedLeases::Pulls => &[LeasePurpose::Ensure][..],
+        EndedLeases::All => &LeasePurpose::ALL,
+    };
+    match request.goal {
+        Some(Goal::AllUnused(true) | Goal::Dangling(true)) => Ok(ends),
+        _ => Err(Error::bad_input("leases can be ended only for all unused images")
+            .hint(Hint::new().command(["gc", "--all-unused", "--force-leases"]))),
     }
 }
 
@@ -37,9 +31,9 @@ pub(super) async fn dry_run(
     collector: &Collector,
     policy: &GcPolicy,
     goal: GcGoal,
-    leases: LeasePolicy,
+    ended: &[LeasePurpose],
 ) -> Result<Collection, Error> {
-    match collector.dry_run(goal, policy, leases == LeasePolicy::End).await {
+    match collector.dry_run(goal, policy, ended).await {
         Ok(run) => Ok(report::of_dry_run(goal, &run, policy)),
         Err(error) => Err(failure_of(collector, error).await),
     }
@@ -168,7 +162,7 @@ mod tests {
             let planned = async |policy| {
                 let backend = Arc::new(backend.clone());
                 let collector = Collector::builder(backend).disk(Arc::new(FullDisk)).build();
-                dry_run(&collector, policy, goal, LeasePolicy::Respect).await.unwrap().removals.len()
+                dry_run(&collector, policy, goal, &[]).await.unwrap().removals.len()
             };
             assert_eq!((planned(&default).await, planned(&kubelet).await), (0, 1), "{goal:?}");
         }
@@ -183,7 +177,7 @@ mod tests {
             backend.add_image("a:1", image("sha256:1", 500));
             let collector = Collector::builder(Arc::new(backend.clone())).disk(Arc::new(FullDisk)).build();
             let goal = policy.scheduled_goal();
-            let planned = dry_run(&collector, &policy, goal, LeasePolicy::Respect).await.unwrap();
+            let planned = dry_run(&collector, &policy, goal, &[]).await.unwrap();
             let done = run_round(&collector, &policy, goal).await;
             for report in [planned, done] {
                 assert!(report.disabled && report.reached && report.error.is_none(), "{report:?}");
@@ -225,7 +219,7 @@ mod tests {
                 .reclaimer(Arc::new(Leftovers))
                 .build();
             let goal = policy.scheduled_goal();
-            let planned = dry_run(&collector, &policy, goal, LeasePolicy::Respect).await.unwrap();
+            let planned = dry_run(&collector, &policy, goal, &[]).await.unwrap();
             let done = run_round(&collector, &policy, goal).await;
             for report in [planned, done] {
                 assert!(
@@ -249,7 +243,7 @@ mod tests {
             let policy =
                 GcPolicy { minimum_age: Duration::ZERO, when_unreachable: rule, ..GcPolicy::default() };
             let goal = policy.scheduled_goal();
-            let planned = dry_run(&collector, &policy, goal, LeasePolicy::Respect).await.unwrap();
+            let planned = dry_run(&collector, &policy, goal, &[]).await.unwrap();
             let done = run_round(&collector, &policy, goal).await;
             for report in [&planned, &done] {
                 assert!(!report.reached && report.removals.is_empty());

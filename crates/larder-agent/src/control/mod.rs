@@ -146,8 +146,8 @@ impl ControlApi {
     /// The policy and the goal of a request.
     fn policy_and_goal(&self, request: &api::CollectRequest) -> Result<(GcPolicy, GcGoal), Error> {
         let mut policy = self.policy(request)?;
-        if request.force_leases && request.minimum_age_milliseconds.is_none() {
-            // What was leased just now is young, too.
+        if request.minimum_age_milliseconds.is_none() && !gc::ended_leases(request)?.is_empty() {
+            // What was pulled just now is young, too.
             policy.minimum_age = Duration::ZERO;
         }
         let goal = limits::goal(request, &policy);
@@ -251,8 +251,8 @@ impl Control for ControlApi {
     async fn plan(&self, request: Request<api::CollectRequest>) -> ControlResult<api::Collection> {
         let request = request.into_inner();
         let (policy, goal) = self.policy_and_goal(&request)?;
-        let leases = gc::LeasePolicy::of(&request)?;
-        Ok(Response::new(gc::dry_run(self.node().collection.collector()?, &policy, goal, leases).await?))
+        let ended = gc::ended_leases(&request)?;
+        Ok(Response::new(gc::dry_run(self.node().collection.collector()?, &policy, goal, ended).await?))
     }
 
     async fn collect(&self, request: Request<api::CollectRequest>) -> ControlResult<api::Collection> {
@@ -262,10 +262,12 @@ impl Control for ControlApi {
             self.node().settings.require_gc()?;
             self.node().storage.require_publisher()?;
         }
-        if gc::LeasePolicy::of(&request)? == gc::LeasePolicy::End {
-            let images = self.node().storage.backend().list().await.map_err(Error::from)?;
+        let ended = gc::ended_leases(&request)?;
+        if !ended.is_empty() {
+            let mut images = self.node().storage.backend().list().await.map_err(Error::from)?;
+            images.retain(|image| goal != GcGoal::Dangling || image.repo_tags.is_empty());
             let leased: Vec<_> = self.node().collection.leases(&images).await?.into_keys().collect();
-            self.node().collection.end_leases(&leased).await?;
+            self.node().collection.end_leases(&leased, ended).await?;
         }
         Ok(Response::new(gc::run_round(self.node().collection.collector()?, &policy, goal).await))
     }

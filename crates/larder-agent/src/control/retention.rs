@@ -123,7 +123,7 @@ async fn end_lease(storage: &Storage, collection: &Collection, image: &str) -> R
     let image = find(image, &**storage.backend()).await?.image;
     let id = image.id.clone();
     let ended = collection.leases(&[image]).await?.contains_key(&id);
-    collection.end_leases(std::slice::from_ref(&id)).await?;
+    collection.end_leases(std::slice::from_ref(&id), &LeasePurpose::ALL).await?;
     Ok(LeaseResponse { id: id.to_string(), ends: None, ended: Some(ended) })
 }
 

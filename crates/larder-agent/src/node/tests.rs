@@ -187,7 +187,7 @@ async fn a_filesystem_that_hangs_takes_one_measurement_however_many_ask() {
             node.collection.filesystems(),
             time::timeout(
                 MEASURE_WITHIN,
-                node.collection.unchecked_collector().dry_run(GcGoal::Thresholds, &policy, false)
+                node.collection.unchecked_collector().dry_run(GcGoal::Thresholds, &policy, &[])
             ),
         );
         assert!(found.image.is_none() && found.others.is_empty() && plan.is_err());

@@ -10,7 +10,7 @@ use larder::reference::ImageName;
 use larder_agent::quantity::{parse_duration, parse_size};
 use larder_api::convert::millis;
 use larder_api::v1::collect_request::Goal;
-use larder_api::v1::{CollectRequest, CollectionGoal};
+use larder_api::v1::{CollectRequest, CollectionGoal, EndedLeases};
 
 use super::CredentialArgs;
 use crate::output::PrintFormat;
@@ -96,7 +96,8 @@ impl GcArgs {
             None if self.failed_pulls => Goal::FailedPulls(true),
             None => Goal::Thresholds(true),
         };
-        CollectRequest { goal: Some(goal), force_leases: self.force_leases, ..self.limits.request() }
+        let ended = if self.force_leases { EndedLeases::All } else { EndedLeases::Unspecified };
+        CollectRequest { goal: Some(goal), ended_leases: ended.into(), ..self.limits.request() }
     }
 }
 
@@ -139,7 +140,7 @@ impl GcThresholdFlags {
             minimum_age_milliseconds: self.minimum_image_ttl_duration.map(millis),
             maximum_age_milliseconds: self.image_maximum_gc_age.map(millis),
             kubelet: self.kubelet,
-            force_leases: false,
+            ended_leases: EndedLeases::Unspecified.into(),
         }
     }
 }
@@ -247,7 +248,8 @@ pub(crate) struct GcLogArgs {
 
 /// Remove dangling images: unused images that have no tag, such as those whose tag moved to another image.
 ///
-/// Asks first. Retains images that are in use, pinned, leased or kept by a rule, as larder gc does.
+/// Asks first. Retains images that are in use, pinned, kept by a rule or leased by larder lease; not those that were pulled just
+/// now.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder prune

@@ -1,7 +1,7 @@
 //! `larder prune`: removes dangling images, or with `-a` every unused image, after a question.
 
 use larder_api::v1::collect_request::Goal;
-use larder_api::v1::{CollectRequest, ImageDecision};
+use larder_api::v1::{CollectRequest, EndedLeases, ImageDecision};
 
 use super::gc;
 use crate::args::PruneArgs;
@@ -19,30 +19,17 @@ pub(super) async fn run(
 ) -> Result<CommandOutcome, Failure> {
     let out = &session.out;
     let client = session.open(&ImageAccess::collect()).await?;
-    let request = if args.all {
-        CollectRequest { goal: Some(Goal::AllUnused(true)), ..CollectRequest::default() }
-    } else {
-        // The tag moved, however new the image is.
-        let minimum_age_milliseconds = Some(0);
-        CollectRequest {
-            goal: Some(Goal::Dangling(true)),
-            minimum_age_milliseconds,
-            ..CollectRequest::default()
-        }
-    };
+    let goal = if args.all { Goal::AllUnused(true) } else { Goal::Dangling(true) };
+    let ended_leases = EndedLeases::Pulls.into();
+    let request = CollectRequest { goal: Some(goal), ended_leases, ..CollectRequest::default() };
     let plan = client.ask(async |mut calls| calls.plan(request).await).await?;
     if !args.all {
         note_retained(&plan.images, out);
     }
-    let request = if args.force {
-        request
-    } else {
-        match gc::confirm_round(request, &plan, &client, &interrupt.handle(), out).await? {
-            Some(confirmed) => confirmed,
-            None => return Ok(CommandOutcome::Failed),
-        }
-    };
-    if plan.removals.is_empty() && !request.force_leases {
+    if !args.force && !gc::confirm_round(&request, &plan, &interrupt.handle(), out).await? {
+        return Ok(CommandOutcome::Failed);
+    }
+    if plan.removals.is_empty() {
         if args.all {
             gc::report::count_retained(&plan.images, out);
         }

@@ -58,8 +58,8 @@ fn images_rules_filters_and_orders_of_a_store_are_completed_in_each_shell() {
     store.larder(&["keep", "r.example/base:1"]).expect(0);
     let root = store.root().display().to_string();
     for (line, typed, expected) in [
-        ("image rm too", "", "tool:1"),
-        ("lease rm too", "", "tool:1"),
+        ("image inspect too", "", "tool:1"),
+        ("image rm r.example/too", "r.example/", "tool:1"),
         ("lease r.example/too", "r.example/", "tool:1"),
         ("images --filter dan", "", "dangling=true"),
         ("images --filter before=too", "before=", "tool:1"),
@@ -91,7 +91,7 @@ fn mountpoints_are_completed_in_each_shell() {
     let target = store.home.path().join("target-of-tool");
     fs_err::create_dir(&target).unwrap();
     let target = target.to_string_lossy().into_owned();
-    store.larder(&["mount", "tool", &target]).expect(0);
+    store.larder(&["mount", "r.example/tool:1", &target]).expect(0);
     let line = format!("larder --root {} umount {}", store.root().display(), &target[..target.len() - 3]);
     let found = [bash(&store, &line), fish(&store, &line), zsh(&store, &line, "target-of-tool")];
     store.larder(&["umount", &target]).expect(0);

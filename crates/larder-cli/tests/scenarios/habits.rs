@@ -32,21 +32,16 @@ fn groups_and_aliases_do_what_the_command_does() {
             assert_eq!(shown(other), expected, "{other:?}");
         }
     }
-    world.larder(&["image", "tag", "web", "web:old"]).expect(0);
+    world.larder(&["image", "tag", &world.registry.image("shop/web:1"), "web:old"]).expect(0);
     world.larder(&["rmi", "web:old"]).expect(0);
-    world.larder(&["image", "rm", "web"]).expect(0);
+    world.larder(&["image", "rm", &world.registry.image("shop/web:1")]).expect(0);
     assert_eq!(world.images(), [""; 0]);
 }
 
 #[test]
 fn dangling_images_are_pruned_and_tagged_ones_only_on_request() {
     let Some(world) = RuntimeFixture::with_store(RegistryOptions::default()) else { return };
-    let settings = world.file(
-        "now.yaml",
-        "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\nimageMinimumGCAge: 1ms\n\
-         pull: {ensuredLease: 0s}\n",
-    );
-    let larder = |arguments: &[&str]| world.larder_with(&settings, arguments);
+    let larder = |arguments: &[&str]| world.larder(arguments);
     let web = world.registry.image("shop/web:1");
     let [old, new] = [1, 2].map(|number| {
         let id = ImageBuilder::small(number, 50_000).push(&world.registry, "shop/web:1").unwrap().image_id;
@@ -73,26 +68,20 @@ fn dangling_images_are_pruned_and_tagged_ones_only_on_request() {
 #[test]
 fn collection_of_all_unused_images_asks_on_a_terminal_as_prune_does() {
     let Some(world) = RuntimeFixture::with_store(RegistryOptions::default()) else { return };
-    let settings = world.file(
-        "now.yaml",
-        "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\nimageMinimumGCAge: 1ms\n\
-         pull: {ensuredLease: 0s}\n",
-    );
-    let larder = |arguments: &[&str]| {
-        let mut command = world.command(arguments);
-        command.env("LARDER_CONFIG", &settings);
-        command
-    };
     let web = world.registry.image("shop/web:1");
     ImageBuilder::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
-    world.larder_with(&settings, &["pull", "-q", &web]).expect(0);
-    for command in [&["gc", "--all-unused"][..], &["gc", "--all-unused", "-o", "json"], &["prune", "-a"]] {
-        let run = world.larder_with(&settings, command).expect(2);
+    world.larder(&["pull", "-q", &web]).expect(0);
+    let retained = world.larder(&["gc", "--all-unused"]).expect(0);
+    assert!(retained.stderr.contains("--force-leases removes all"), "{retained:?}");
+    world.larder(&["lease", "rm", &web]).expect(0);
+    let gc = ["gc", "--all-unused", "--minimum-image-ttl-duration", "0"];
+    for command in [&gc[..], &[&gc[..], &["-o", "json"]].concat(), &["prune", "-a"]] {
+        let run = world.larder(command).expect(2);
         assert!(run.stderr.contains("not a terminal") && run.stderr.contains("add --force"), "{run:?}");
         assert_eq!(world.images(), [web.as_str()], "{command:?}: the question has no answer");
     }
-    let questions = [&["gc", "--all-unused"][..], &["prune", "-a"]].map(|command| {
-        let (shown, code) = on_a_terminal(&larder(command), "n\n");
+    let questions = [&gc[..], &["prune", "-a"]].map(|command| {
+        let (shown, code) = on_a_terminal(&world.command(command), "n\n");
         assert!(code == 1 && shown.contains("removed nothing"), "{command:?}: {code}: {shown}");
         shown.lines().find(|line| line.contains("[y/N]")).map(str::to_owned)
     });
@@ -102,26 +91,16 @@ fn collection_of_all_unused_images_asks_on_a_terminal_as_prune_does() {
     );
     assert_eq!(questions[0], questions[1]);
     assert_eq!(world.images(), [web.as_str()]);
-    let (shown, code) = on_a_terminal(&larder(&["gc", "--all-unused", "-f"]), "");
+    let (shown, code) = on_a_terminal(&world.command(&[&gc[..], &["-f"]].concat()), "");
     assert!(code == 0 && !shown.contains("[y/N]"), "{code}: {shown}");
     assert_eq!(world.images(), [""; 0]);
-    let (shown, code) = on_a_terminal(&larder(&["gc", "--all-unused"]), "");
+    let (shown, code) = on_a_terminal(&world.command(&gc), "");
     assert!(code == 0 && !shown.contains("[y/N]"), "nothing to ask about: {code}: {shown}");
 
-    // Just after a pull, images are leased and young: a second question offers them.
     world.larder(&["pull", "-q", &web]).expect(0);
-    let fresh = |arguments: &[&str], answer| on_a_terminal(&world.command(arguments), answer);
-    for command in [&["gc", "--all-unused"][..], &["prune", "-a"]] {
-        let (shown, code) = fresh(command, "n\n");
-        assert!(shown.contains("remove 1 unused image (") && shown.contains("leased, or younger"), "{shown}");
-        assert!(
-            code == 1 && shown.contains("removed nothing"),
-            "as after any declined question: {code}: {shown}"
-        );
-    }
-    assert_eq!(world.images(), [web.as_str()]);
-    let (shown, code) = fresh(&["prune", "-a"], "y\n");
+    let (shown, code) = on_a_terminal(&world.command(&["prune", "-a"]), "y\n");
     assert!(code == 0 && shown.contains("removed 1 image"), "{code}: {shown}");
+    assert_eq!(shown.matches("[y/N]").count(), 1, "{shown}");
     assert_eq!(world.images(), [""; 0]);
 }
 
@@ -134,9 +113,10 @@ fn the_log_has_what_removals_by_name_free_beside_shared_layers() {
         ImageBuilder::new().layer(shared.clone()).layer(layer).push(&world.registry, name).unwrap();
         world.larder(&["pull", "-q", &world.registry.image(name)]).expect(0);
     }
-    world.larder(&["keep", "shop/web"]).expect(0);
-    let run = world.larder(&["rm", "web", "api"]).expect(0);
-    assert!(run.stderr.contains("note: web was kept by rule 1 (name "), "{run:?}");
+    let [web, api] = ["shop/web:1", "shop/api:1"].map(|name| world.registry.image(name));
+    world.larder(&["keep", &web]).expect(0);
+    let run = world.larder(&["rm", &web, &api]).expect(0);
+    assert!(run.stderr.contains(&format!("note: {web} was kept by rule 1 (name ")), "{run:?}");
     let log = world.larder(&["gc", "log", "-o", "json"]).expect(0).json();
     let bytes = |index: usize, field: &str| log[index][field].as_u64().unwrap_or_default();
     assert!((100_000..1_000_000).contains(&bytes(0, "freedBytes")), "{log}");
@@ -152,11 +132,12 @@ fn the_log_has_what_removals_by_name_free_beside_shared_layers() {
 fn files_are_exported_and_images_unmounted_as_podman_is_typed() {
     let Some(world) = RuntimeFixture::with_store(RegistryOptions::default()) else { return };
     ImageBuilder::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
-    world.larder(&["pull", "-q", &world.registry.image("shop/web:1")]).expect(0);
+    let web = world.registry.image("shop/web:1");
+    world.larder(&["pull", "-q", &web]).expect(0);
     let (files, dir) = (world.path("files"), world.path("mnt"));
-    world.larder(&["export", "web", &files]).expect(0);
+    world.larder(&["export", &web, &files]).expect(0);
     assert!(fs_err::read_dir(&files).unwrap().count() > 0);
-    let run = world.larder(&["export", "web", "-o", &format!("{dir}/")]).expect(2);
+    let run = world.larder(&["export", &web, "-o", &format!("{dir}/")]).expect(2);
     assert!(run.stderr.contains("is a directory") && run.stderr.contains("export IMAGE --to "), "{run:?}");
     let run = world.larder_reading(&["load"], "/dev/null").expect(2);
     assert!(
@@ -166,7 +147,7 @@ fn files_are_exported_and_images_unmounted_as_podman_is_typed() {
     if may_mount() {
         fs_err::create_dir(&dir).unwrap();
         for image in ["web", "shop/web:1"] {
-            world.larder(&["image", "mount", "web", &dir]).expect(0);
+            world.larder(&["image", "mount", &web, &dir]).expect(0);
             let df = world.larder(&["df", "-o", "json"]).expect(0).json();
             let unique = df["store"]["images"][0]["uniqueBytes"].as_u64().unwrap();
             let layers = df["store"]["disk"]["uniqueLayers"]["sizeBytes"].as_u64().unwrap();
@@ -237,7 +218,7 @@ fn all_mounts_are_unmounted_at_once() {
     world.larder(&["pull", "-q", &world.registry.image("shop/web:1")]).expect(0);
     for target in ["one", "two"].map(|name| world.path(name)) {
         fs_err::create_dir(&target).unwrap();
-        world.larder(&["mount", "web", &target]).expect(0);
+        world.larder(&["mount", &world.registry.image("shop/web:1"), &target]).expect(0);
     }
     let run = world.larder(&["umount", "--all"]).expect(0);
     assert_eq!(run.stdout.lines().count(), 2, "{run:?}");

@@ -154,9 +154,9 @@ fn a_status_is_watched_until_an_interrupt() {
 }
 
 #[test]
-fn a_part_of_a_name_becomes_a_keep_rule_for_the_image_that_it_selects() {
+fn a_name_becomes_a_keep_rule_and_a_part_of_one_is_warned_about() {
     let store = LoadedStore::new();
-    let added = store.larder(&["keep", "tool"]).expect(0);
+    let added = store.larder(&["keep", "r.example/tool:1"]).expect(0);
     assert_eq!(added.stdout, "added keep rule: name r.example/tool:1\n");
     assert_eq!(added.stderr, "", "it matches an image");
     for list in [&["keep"][..], &["keep", "ls"], &["keep", "list"]] {
@@ -164,12 +164,12 @@ fn a_part_of_a_name_becomes_a_keep_rule_for_the_image_that_it_selects() {
     }
     let several = store.larder(&["keep", "web"]).expect(0);
     assert!(several.stderr.contains("name web) matches no image"), "{several:?}");
-    assert!(several.stderr.contains("it could be r.example/web:"), "{several:?}");
+    assert!(several.stderr.contains("similar images: r.example/web:"), "{several:?}");
     let unknown = store.larder(&["keep", "tol"]).expect(0);
     assert!(unknown.stderr.contains("similar images: r.example/tool:1"), "{unknown:?}");
     let pattern = store.larder(&["keep", "*/web:*"]).expect(0);
     assert_eq!((pattern.stdout.as_str(), pattern.stderr.as_str()), ("added keep rule: name */web:*\n", ""));
-    let removed = store.larder(&["keep", "rm", "tool"]).expect(0);
+    let removed = store.larder(&["keep", "rm", "r.example/tool:1"]).expect(0);
     assert!(removed.stderr.contains("the rules after it have new numbers"), "{removed:?}");
     let last = store.larder(&["keep", "rm", "*/web:*"]).expect(0);
     assert_eq!(last.stderr, "", "no rule is after it");

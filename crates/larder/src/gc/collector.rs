@@ -37,7 +37,7 @@ use crate::image_service::{FilesystemError, FsStats};
 use crate::pull::{RoomMaker, RoomOutcome};
 use crate::reference::ImageId;
 use crate::retention::source::collect;
-use crate::retention::{KeepWarning, Retention, RetentionError, RetentionSet, keep};
+use crate::retention::{KeepWarning, LeasePurpose, Retention, RetentionError, RetentionSet, keep};
 
 /// Collects the images of one backend. One round runs at a time, and only other rounds wait for it. Dropping a call
 /// abandons its round: a removal that has begun completes and is recorded, and no other follows.
@@ -156,12 +156,12 @@ impl Collector {
     }
 
     /// Plans a round for this goal without executing it. Does not wait for a running round. Records which images are present, but no
-    /// use. With `ends_leases`, as after all leases were ended.
+    /// use. As after the leases of the purposes `ended` were ended.
     pub async fn dry_run(
         &self,
         goal: GcGoal,
         policy: &GcPolicy,
-        ends_leases: bool,
+        ended: &[LeasePurpose],
     ) -> Result<DryRun, GcError> {
         let measured = self.measure_filesystem().await;
         let before = if goal.needs_filesystem() { Some(self.checked(measured?)?) } else { measured.ok() };
@@ -169,10 +169,10 @@ impl Collector {
             GcGoal::FailedPulls => GcSnapshot::empty(self.parts.clock.read().wall),
             _ => self.snapshot(policy).await?,
         };
-        if ends_leases {
-            for image in &mut snapshot.images {
-                image.retained_by.retain(|reason| !reason.is_lease());
-            }
+        for image in &mut snapshot.images {
+            image
+                .retained_by
+                .retain(|reason| !reason.lease().is_some_and(|lease| ended.contains(&lease.purpose)));
         }
         let reclaimed = self.reclaimable(goal, before, policy).await?;
         snapshot.reclaimed = reclaimed.total();
@@ -333,7 +333,7 @@ impl Collector {
 
     /// Bytes of these that a round would free which a user asks for.
     pub async fn reclaimable_room(&self, bytes: u64) -> RoomOutcome {
-        match self.dry_run(GcGoal::Free { bytes }, &self.room_policy(), false).await {
+        match self.dry_run(GcGoal::Free { bytes }, &self.room_policy(), &[]).await {
             Ok(DryRun { report, .. }) => match report.plans.last() {
                 Some(plan) if plan.reachable => RoomOutcome::NotTried { reclaimable: plan.reclaimable.bytes },
                 plan => RoomOutcome::NotEnough { reclaimable: plan.map(|plan| plan.reclaimable.bytes) },

@@ -110,6 +110,11 @@ pub enum LeasePurpose {
     Request,
 }
 
+impl LeasePurpose {
+    /// All purposes.
+    pub const ALL: [LeasePurpose; 2] = [LeasePurpose::Ensure, LeasePurpose::Request];
+}
+
 /// Why an image is retained, in the order of precedence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum RetentionClass {

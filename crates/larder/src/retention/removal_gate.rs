@@ -268,9 +268,9 @@ impl RemovalGate {
         }
     }
 
-    /// Ends the leases of these images. Durable after [`save_leases`](RemovalGate::save_leases).
-    pub fn end_leases(&self, images: &[ImageId]) {
-        self.state().end_leases(|id, _, _| images.contains(id));
+    /// Ends the leases of these images for these purposes. Durable after [`save_leases`](RemovalGate::save_leases).
+    pub fn end_leases(&self, images: &[ImageId], purposes: &[LeasePurpose]) {
+        self.state().end_leases(|id, purpose, _| purposes.contains(&purpose) && images.contains(id));
     }
 
     /// Whether an image is leased for its first use, so that a look at uses may end a lease.
@@ -434,7 +434,7 @@ pub struct RemovalGuard {
 impl RemovalGuard {
     /// Ends the leases of the image, which is gone.
     pub(crate) fn end_leases(&self) {
-        self.gate.end_leases(std::slice::from_ref(&self.id));
+        self.gate.end_leases(std::slice::from_ref(&self.id), &LeasePurpose::ALL);
     }
 }
 
@@ -499,7 +499,7 @@ mod tests {
         first.save_leases().await.unwrap();
         assert_eq!(leased(&gate()), ["a", "b"]);
         let second = gate();
-        second.end_leases(&["a".into(), "b".into()]);
+        second.end_leases(&["a".into(), "b".into()], &LeasePurpose::ALL);
         lease(&second, "b", LeasePurpose::Ensure, MINUTE).await;
         second.save_leases().await.unwrap();
         assert_eq!(leased(&gate()), ["b"], "it was ensured after the end");

@@ -406,7 +406,7 @@ impl OwnPolicy for Collector {
     }
 
     async fn plan(&self, goal: GcGoal) -> Result<GcPlan, GcError> {
-        let run = self.dry_run(goal, &self.policy(), false).await?;
+        let run = self.dry_run(goal, &self.policy(), &[]).await?;
         Ok(run.plan().expect("a dry run has a plan").clone())
     }
 }

@@ -101,7 +101,7 @@ async fn measure(operation: &str) {
             let collector = served.node.collection.unchecked_collector();
             // The second round finds what the first one has cached.
             for _ in 0..2 {
-                let dry = collector.dry_run(GcGoal::AllUnused, &collector.policy(), false).await.unwrap();
+                let dry = collector.dry_run(GcGoal::AllUnused, &collector.policy(), &[]).await.unwrap();
                 assert_eq!(dry.report.plans[0].decisions.len(), IMAGES);
             }
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use larder::backend::Image;
 use larder::reference::ImageId;
-use larder::retention::{Lease, RetentionError, RetentionPurpose, SourceScope};
+use larder::retention::{Lease, LeasePurpose, RetentionError, RetentionPurpose, SourceScope};
 
 use super::Collection;
 use crate::error::Error;
@@ -37,9 +37,13 @@ impl Collection {
         Ok(retentions.into_iter().filter_map(longest).collect())
     }
 
-    /// Ends the leases of these images. Durable when it returns.
-    pub(crate) async fn end_leases(&self, images: &[ImageId]) -> Result<(), Error> {
-        self.gate.end_leases(images);
+    /// Ends the leases of these images for these purposes. Durable when it returns.
+    pub(crate) async fn end_leases(
+        &self,
+        images: &[ImageId],
+        purposes: &[LeasePurpose],
+    ) -> Result<(), Error> {
+        self.gate.end_leases(images, purposes);
         self.save_leases().await
     }
 

@@ -4,9 +4,7 @@ mod log;
 pub(super) mod report;
 pub(super) mod usage_by_state;
 
-use larder_agent::client::Client;
-use larder_api::v1::collect_request::Goal;
-use larder_api::v1::{CollectRequest, Collection, CollectionGoal};
+use larder_api::v1::{CollectRequest, Collection, CollectionGoal, EndedLeases};
 
 use crate::args::{GcArgs, GcSubcommand};
 use crate::confirm;
@@ -41,13 +39,12 @@ pub(super) async fn run(
         }
         return Ok(CommandOutcome::Done);
     };
-    let mut request = args.request();
+    let request = args.request();
     // The other goals are limited, and suit timers.
     if args.all_unused && !args.dry_run && !args.force {
         let plan = client.ask(async |mut calls| calls.plan(request).await).await?;
-        match confirm_round(request, &plan, &client, &interrupt.handle(), &session.out).await? {
-            Some(confirmed) => request = confirmed,
-            None => return Ok(CommandOutcome::Failed),
+        if !confirm_round(&request, &plan, &interrupt.handle(), &session.out).await? {
+            return Ok(CommandOutcome::Failed);
         }
     }
     let collection = if args.dry_run {
@@ -58,45 +55,21 @@ pub(super) async fn run(
     Ok(show(args.output, collection, &session.out))
 }
 
-/// Asks before the images of a plan are removed, and on a terminal whether also those that are unused, but were pulled just
-/// now. The round to carry out; `None` if the answer was no.
+/// Asks before the images of a plan are removed; false if the answer was no.
 pub(super) async fn confirm_round(
-    request: CollectRequest,
+    request: &CollectRequest,
     plan: &Collection,
-    client: &Client,
     interrupt: &InterruptHandle,
     out: &Printer,
-) -> Result<Option<CollectRequest>, Failure> {
-    let (removed, leases) = (plan.removals.len(), request.force_leases);
-    let declined = || {
-        out.info("removed nothing");
-        Ok(None)
-    };
-    if (removed > 0 || leases)
+) -> Result<bool, Failure> {
+    let leases = request.ended_leases() == EndedLeases::All;
+    if (!plan.removals.is_empty() || leases)
         && !confirm::ask_or_require(&action(plan, leases), "--force", interrupt).await?
     {
-        return declined();
+        out.info("removed nothing");
+        return Ok(false);
     }
-    if leases || !matches!(request.goal, Some(Goal::AllUnused(_))) || !confirm::can_ask() {
-        return Ok(Some(request));
-    }
-    let wider = CollectRequest { force_leases: true, minimum_age_milliseconds: Some(0), ..request };
-    let wide_plan = client.ask(async |mut calls| calls.plan(wider).await).await?;
-    let fresh = wide_plan.removals.len().saturating_sub(removed);
-    if fresh == 0 {
-        return Ok(Some(request));
-    }
-    let also = if removed > 0 { "also " } else { "" };
-    let bytes = size::bytes(wide_plan.promised_bytes.saturating_sub(plan.promised_bytes));
-    let question = format!(
-        "{also}remove {} ({bytes}) that were pulled or used just now (leased, or younger than the minimum age)?",
-        images(fresh, "unused")
-    );
-    if confirm::ask(&question, interrupt).await? {
-        return Ok(Some(wider));
-    }
-    // It was the only question: a round would still discard downloads.
-    if removed == 0 { declined() } else { Ok(Some(request)) }
+    Ok(true)
 }
 
 /// Returns the action of a plan, in the infinitive.
@@ -104,11 +77,8 @@ fn action(plan: &Collection, ends_leases: bool) -> String {
     let kind = if plan.goal() == CollectionGoal::Dangling { "dangling" } else { "unused" };
     let leases = if ends_leases { "end all leases of larder and " } else { "" };
     let freed = format!("{}{}", report::about(plan), size::bytes(plan.promised_bytes));
-    format!("{leases}remove {} ({freed})", images(plan.removals.len(), kind))
-}
-
-fn images(count: usize, kind: &str) -> String {
-    format!("{count} {kind} image{}", if count == 1 { "" } else { "s" })
+    let count = plan.removals.len();
+    format!("{leases}remove {count} {kind} image{} ({freed})", if count == 1 { "" } else { "s" })
 }
 
 /// Prints a plan or the result of a round.
