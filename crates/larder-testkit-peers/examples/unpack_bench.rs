@@ -81,11 +81,12 @@ fn digests(layer: &Path) -> io::Result<BenchLayer> {
     use larder_store::unpack::DetectedCompression;
     use sha2::{Digest as _, Sha256};
     let bytes = fs_err::read(layer)?;
-    let compression = DetectedCompression::detect(&bytes).map_err(io::Error::other)?;
+    let compression = DetectedCompression::detect(&bytes);
     let mut reader: Box<dyn Read> = match compression {
         DetectedCompression::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(&bytes[..])),
         DetectedCompression::Zstd => Box::new(zstd::stream::read::Decoder::with_buffer(&bytes[..])?),
         DetectedCompression::None => Box::new(&bytes[..]),
+        other => return Err(io::Error::other(format!("a layer in {other}"))),
     };
     let (mut plain, mut buffer) = (Sha256::new(), vec![0; 256 << 10]);
     loop {

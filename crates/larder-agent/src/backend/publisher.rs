@@ -469,16 +469,12 @@ fn published(store: &Store, record: ImageRecord) -> Result<PublishedImage, Store
 /// The names of an image, each with the document that it stands for: of a tag, the one that its repository served last, else the
 /// outermost.
 fn named_documents(record: &ImageRecord) -> Vec<(String, Digest)> {
-    let of_repository = |repository: &str| {
-        let mut served = record.manifests.iter().rev();
-        served.find(|digest| record.digests.contains(&format!("{repository}@{digest}")))
-    };
     let of_name = |name: &String| {
         let target = if let Some((_, digest)) = name.split_once('@') {
             Digest::parse(digest).ok()
         } else {
             let repository = name.rsplit_once(':').map_or(name.as_str(), |(repository, _)| repository);
-            of_repository(repository).or(record.manifests.first()).cloned()
+            record.served_digest(repository).or(record.manifests.first()).cloned()
         };
         target.map(|target| (name.clone(), target))
     };

@@ -69,10 +69,10 @@ pub(super) async fn start(
     Ok(Box::pin(stream::StreamExt::chain(stream::iter([first]), rest)))
 }
 
-/// An image that was named by a tag has it in the archive, as with `docker save`.
+/// An image has the name in the archive by which it was found, as with `docker save`.
 fn requested(found: &FoundImage) -> ExportRequest {
-    let is_tag = |name: &&String| Reference::parse(name).is_ok_and(|name| name.digest().is_none());
-    ExportRequest { image: ImageName::from(found.key()), tag: found.name.as_ref().filter(is_tag).cloned() }
+    let name = found.name.as_deref().and_then(|name| Reference::parse(name).ok());
+    ExportRequest { image: ImageName::from(found.key()), name }
 }
 
 /// How long the client may take for one piece. It holds the layers and a slot until then.

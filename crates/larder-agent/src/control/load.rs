@@ -11,6 +11,7 @@ use larder::events::{EventReason, EventType};
 use larder::go_format;
 use larder::pull::StatusIntent;
 use larder::reference::{ImageName, Reference};
+use larder_api::convert::millis;
 use larder_api::v1 as api;
 use larder_store::backend::StoreBackend;
 use larder_store::pull::{LoadOutcome, LoadedImage, PullError};
@@ -56,7 +57,8 @@ pub(super) async fn load(
     let arriving = PieceReader::new(first.piece, arriving);
     tokio::select! {
         loaded = import(store, ImportSource::Stream(Box::new(arriving)), name) => {
-            let loaded = loaded?;
+            let mut loaded = loaded?;
+            loaded.lease_milliseconds = millis(node.settings.now().ensured_lease);
             lease(node, &loaded.images).await?;
             for image in &loaded.images {
                 observability.record(EventType::Normal, EventReason::Loaded, loaded_message(image));
@@ -167,6 +169,7 @@ async fn import(
     Ok(api::LoadResponse {
         images: images.into_iter().map(loaded_image).collect(),
         left_out: left_out.collect(),
+        lease_milliseconds: 0,
     })
 }
 

@@ -10,9 +10,9 @@ use larder::reference::ImageName;
 use super::pull_flags::CredentialArgs;
 use crate::output::{DataFormat, PrintFormat};
 
-/// Load images from OCI layouts, OCI archives or docker save archives into larder's own store.
+/// Load images from OCI layouts, OCI archives, docker save archives or directories of skopeo into larder's own store.
 ///
-/// Layers that are already present are skipped.
+/// Layers that are already present are skipped. Archives may be compressed with gzip, zstd, xz or bzip2.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder load app.tar                            docker save app:1 > app.tar
@@ -21,7 +21,7 @@ use crate::output::{DataFormat, PrintFormat};
 
 Exit code: 0 all loaded, 1 some failed, 2 not an image, 3 cannot open the store.")]
 pub(crate) struct LoadArgs {
-    /// Archives, directories with an OCI layout, or - for standard input, which is read if no file is given.
+    /// Archives, directories with an OCI layout or of skopeo, or - for standard input, which is read if no file is given.
     #[arg(value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
 
@@ -90,8 +90,9 @@ pub(crate) enum ExportFormat {
 
 /// Save images of larder's own store to an archive, for larder load, docker load, podman load and skopeo.
 ///
-/// The archive is an OCI layout. Images have the IDs that they had; layers are uncompressed. An existing file is replaced once
-/// the archive is complete.
+/// The archive is an OCI layout. Images have the IDs that they had; layers are uncompressed. larder load gives an image the
+/// name and digest by which it was saved; to other programs it has another digest. An existing file is replaced once the archive
+/// is complete.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder save -o app.tar app:1

@@ -56,7 +56,12 @@ pub(super) async fn save(
 ) -> Result<CommandOutcome, Failure> {
     let images = args.images.iter().cloned().map(Into::into).collect();
     let request = ExportRequest { images, format: ArchiveFormat::Oci.into(), sparse: false };
-    to_archive(Output::of(args.output.as_deref())?, request, session, &interrupt.handle()).await
+    let saved =
+        to_archive(Output::of(args.output.as_deref())?, request, session, &interrupt.handle()).await?;
+    if saved == CommandOutcome::Done {
+        session.out.info("note: larder load restores the digests of the repositories; to other programs, which read the uncompressed layers, the images have other digests");
+    }
+    Ok(saved)
 }
 
 /// Fails where a file is named, as for `docker save`, and a directory would be written, or an archive where the name says

@@ -2,7 +2,9 @@
 
 use std::io::{self, IsTerminal as _};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use larder::go_format;
 use larder::hint::Hint;
 use larder::reference::Reference;
 use larder_agent::client::{ArchiveUpload, Client};
@@ -31,9 +33,11 @@ pub(super) async fn run(args: &LoadArgs, session: &CommandSession) -> Result<Com
     let client = session.open(&ImageAccess::write().of_store().create_store()).await?;
     let mut outcome = CommandOutcome::Done;
     let mut loaded = Vec::new();
+    let mut lease = Duration::ZERO;
     for file in &files {
         match send(&client, file, name).await {
-            Ok(LoadResponse { images, left_out }) => {
+            Ok(LoadResponse { images, left_out, lease_milliseconds }) => {
+                lease = Duration::from_millis(lease_milliseconds);
                 for LeftOutManifest { digest, reason } in left_out {
                     out.info(format_args!("note: {}: left out {digest}: {reason}", file.display()));
                 }
@@ -60,6 +64,15 @@ pub(super) async fn run(args: &LoadArgs, session: &CommandSession) -> Result<Com
     match args.output {
         Some(format) => output::data(out, format, &loaded),
         None => loaded.iter().for_each(|image| print(image, out)),
+    }
+    if let Some(image) = loaded.first() {
+        let name = image.repo_tags.first().or(image.repo_digests.first()).unwrap_or(&image.id);
+        out.info(format_args!(
+            "note: GC retains {} for {} or until a container has used it",
+            if loaded.len() == 1 { "the image" } else { "each of these images" },
+            go_format::duration(lease)
+        ));
+        out.hint(Hint::new().command(["keep".to_owned(), name.clone()]).text(" keeps it without an end"));
     }
     Ok(outcome)
 }

@@ -12,7 +12,7 @@ mod oci;
 
 use std::io::{self, Write};
 
-use larder::reference::{Digest, ImageName};
+use larder::reference::{Digest, ImageName, Reference};
 
 pub use error::ExportError;
 
@@ -25,8 +25,8 @@ use crate::unpack::{HoleEncoding, MergedLayers, rebuild_archive, write_merged_fi
 pub struct ExportRequest {
     /// A name or ID that selects it.
     pub image: ImageName,
-    /// The tag that it has in the archive, in full; `None` for an image that was selected by its ID.
-    pub tag: Option<String>,
+    /// The name that it has in the archive, in full, with a tag or a digest; `None` for an image that was selected by its ID.
+    pub name: Option<Reference>,
 }
 
 /// Images that are being exported. Their layers remain while this exists, even if the images are removed.
@@ -39,10 +39,10 @@ pub struct ImageExport {
 #[derive(Debug)]
 struct ExportedImage {
     record: ImageRecord,
-    tags: Vec<String>,
+    names: Vec<Reference>,
     config: Vec<u8>,
-    /// The manifest that it was pulled with, if there is one.
-    manifest: Option<Vec<u8>>,
+    /// The indexes and manifests that it was pulled with, as the record has them.
+    manifests: Vec<(Digest, Vec<u8>)>,
     layers: Vec<LayerHandle>,
 }
 
@@ -50,7 +50,7 @@ impl Store {
     /// Finds images, and keeps their layers. Nothing is written yet.
     pub fn begin_export(&self, requests: &[ExportRequest]) -> Result<ImageExport, ExportError> {
         let mut images: Vec<ExportedImage> = Vec::new();
-        for ExportRequest { image, tag } in requests {
+        for ExportRequest { image, name } in requests {
             let Some(record) = self.image(image)? else {
                 return Err(StoreError::NoImage { image: image.clone() }.into());
             };
@@ -62,7 +62,7 @@ impl Store {
                 let last = images.len() - 1;
                 &mut images[last]
             };
-            exported.tags.extend(tag.clone().filter(|tag| !exported.tags.contains(tag)));
+            exported.names.extend(name.clone().filter(|name| !exported.names.contains(name)));
         }
         Ok(ImageExport { images })
     }
@@ -79,12 +79,11 @@ impl Store {
         }
         let config = self.blob(&record.id)?;
         let config = config.ok_or_else(|| ExportError::Blob { digest: record.id.clone() })?;
-        let mut manifest = None;
+        let mut manifests = Vec::new();
         for digest in &record.manifests {
-            let blob = self.blob(digest)?;
-            manifest = manifest.or(blob.filter(|blob| oci::is_manifest_of(blob, &record.id)));
+            manifests.extend(self.blob(digest)?.map(|blob| (digest.clone(), blob)));
         }
-        Ok(ExportedImage { record, tags: Vec::new(), config, manifest, layers })
+        Ok(ExportedImage { record, names: Vec::new(), config, manifests, layers })
     }
 }
 
@@ -94,8 +93,9 @@ impl ImageExport {
         self.images.iter().map(|image| &image.record.id)
     }
 
-    /// Writes an archive of an OCI layout with all images. Layers are uncompressed and have their diff IDs, configs are as they
-    /// were pulled; the manifests are new. `docker load` takes it as well.
+    /// Writes an archive of an OCI layout with all images. Layers are uncompressed and have their diff IDs, so the manifests
+    /// that other programs see are new; `docker load` takes it as well. The documents as they were pulled are there too: a
+    /// load gives the images the digests that they have in their repositories.
     pub fn write_oci(&self, out: &mut dyn Write) -> Result<(), ExportError> {
         oci::write(&self.images, out)
     }

@@ -10,6 +10,7 @@ use tar_core::{EntryType, HEADER_SIZE};
 
 use super::{ExportError, ExportedImage, write_layer};
 use crate::store::LayerHandle;
+use crate::store::import::PULLED_AS;
 
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
@@ -22,7 +23,7 @@ const FULL_NAME: &str = "io.containerd.image.name";
 const REF_NAME: &str = "org.opencontainers.image.ref.name";
 
 /// Whether these bytes are a manifest with this config.
-pub(super) fn is_manifest_of(bytes: &[u8], config: &Digest) -> bool {
+fn is_manifest_of(bytes: &[u8], config: &Digest) -> bool {
     let manifest: Value = serde_json::from_slice(bytes).unwrap_or_default();
     manifest["config"]["digest"] == config.as_str()
 }
@@ -73,13 +74,18 @@ fn layout_files(images: &[ExportedImage]) -> LayoutFiles {
     for image in images {
         let (manifest, bytes) = manifest(image);
         let descriptor = json!({ "mediaType": MANIFEST, "digest": manifest.as_str(), "size": bytes.len() });
-        manifests.extend(named(&descriptor, &image.tags));
+        manifests.extend(named(&descriptor, image));
         let layers: Vec<String> = image.layers.iter().map(|layer| blob_path(diff_id(layer))).collect();
-        let tags = if image.tags.is_empty() { Value::Null } else { json!(image.tags) };
+        let tags = image.names.iter().filter(|name| name.digest().is_none());
+        let tags: Vec<String> = tags.map(ToString::to_string).collect();
+        let tags = if tags.is_empty() { Value::Null } else { json!(tags) };
         saved.push(json!({ "Config": blob_path(&image.record.id), "RepoTags": tags, "Layers": layers }));
         blobs.push((manifest, bytes));
         blobs.push((image.record.id.clone(), image.config.clone()));
+        blobs.extend(image.manifests.iter().cloned());
     }
+    let mut seen = BTreeSet::new();
+    blobs.retain(|(digest, _)| seen.insert(digest.clone()));
     let index = json!({ "schemaVersion": 2, "mediaType": INDEX, "manifests": manifests });
     let documents = vec![
         ("oci-layout", json!({ "imageLayoutVersion": "1.0.0" }).to_string().into_bytes()),
@@ -89,24 +95,38 @@ fn layout_files(images: &[ExportedImage]) -> LayoutFiles {
     LayoutFiles { documents, blobs }
 }
 
-/// The descriptor for each of the names, or alone.
-fn named(descriptor: &Value, tags: &[String]) -> Vec<Value> {
-    if tags.is_empty() {
-        return vec![descriptor.clone()];
-    }
-    let named = tags.iter().map(|name| {
-        let tag = Reference::parse(name).ok().and_then(|name| name.tag().map(str::to_owned));
+/// The descriptor for each of the names, or alone. A name with a digest is no name of the archive's manifest.
+fn named(descriptor: &Value, image: &ExportedImage) -> Vec<Value> {
+    let annotated = |annotations: Value| {
         let mut descriptor = descriptor.clone();
-        descriptor["annotations"] = json!({ FULL_NAME: name, REF_NAME: tag.unwrap_or_default() });
+        descriptor["annotations"] = annotations;
         descriptor
+    };
+    if image.names.is_empty() {
+        return vec![annotated(json!({ PULLED_AS: "" }))];
+    }
+    let named = image.names.iter().map(|name| {
+        let pulled = pulled_as(name, image).unwrap_or_default();
+        annotated(match name.tag().filter(|_| name.digest().is_none()) {
+            Some(tag) => json!({ FULL_NAME: name.to_string(), REF_NAME: tag, PULLED_AS: pulled }),
+            None => json!({ PULLED_AS: pulled }),
+        })
     });
     named.collect()
 }
 
+/// The name with the digest of the document that its repository served, if that is kept.
+fn pulled_as(name: &Reference, image: &ExportedImage) -> Option<String> {
+    let digest = name.digest().or_else(|| image.record.served_digest(name.name()))?;
+    let is_kept = image.manifests.iter().any(|(kept, _)| kept == digest);
+    is_kept.then(|| format!("{}@{digest}", name.name()))
+}
+
 /// The manifest of an image with uncompressed layers, and its digest. Annotations and artifact type are kept.
 fn manifest(image: &ExportedImage) -> (Digest, Vec<u8>) {
+    let pulled = image.manifests.iter().find(|(_, bytes)| is_manifest_of(bytes, &image.record.id));
     let pulled: Map<String, Value> =
-        image.manifest.as_deref().and_then(|bytes| serde_json::from_slice(bytes).ok()).unwrap_or_default();
+        pulled.and_then(|(_, bytes)| serde_json::from_slice(bytes).ok()).unwrap_or_default();
     let config = pulled.get("config").and_then(|config| config["mediaType"].as_str());
     let layers: Vec<Value> = image
         .layers

@@ -70,7 +70,8 @@ pub struct ImageRecord {
     pub tags: Vec<String>,
     /// Names with digests, in full: `docker.io/library/busybox@sha256:...`. Sorted.
     pub digests: Vec<String>,
-    /// The manifests, and indexes, that led to it; their bytes are kept. In the order in which they came.
+    /// The manifests, and indexes, that led to it; their bytes are kept. Those of the last pull first, the outermost before
+    /// the others.
     pub manifests: Vec<Digest>,
     /// Its layers, lowest first.
     pub layers: Vec<ImageLayer>,
@@ -113,6 +114,11 @@ impl ImageRecord {
     /// All names, with tags first.
     pub fn names(&self) -> impl Iterator<Item = &String> {
         self.tags.iter().chain(&self.digests)
+    }
+
+    /// The digest that this repository served last for the image: of an index, if there is one.
+    pub fn served_digest(&self, repository: &str) -> Option<&Digest> {
+        self.manifests.iter().find(|digest| self.digests.contains(&format!("{repository}@{digest}")))
     }
 
     /// Its layers, each once: an image may have the same layer several times.

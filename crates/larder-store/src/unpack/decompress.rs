@@ -32,15 +32,15 @@ impl<R: Read> LayerDecoder<R> {
             Ok(start) => DetectedCompression::detect(start),
             Err(error) => return Err(source.take_fault().unwrap_or(UnpackError::Read(error))),
         };
-        let compression = match compression {
-            Ok(compression) => compression,
-            // Wrong bytes are the better news: another try may bring the right ones.
-            Err(foreign) => return Err(source.finish().err().unwrap_or(foreign)),
-        };
         let form = match compression {
             DetectedCompression::Gzip => DecoderKind::Gzip(Box::new(GzipReader::new(source))),
             DetectedCompression::Zstd => DecoderKind::Zstd(Box::new(ZstdReader::new(source, limits))),
             DetectedCompression::None => DecoderKind::Plain(Box::new(source)),
+            foreign @ (DetectedCompression::Xz | DetectedCompression::Bzip2) => {
+                // Wrong bytes are the better news: another try may bring the right ones.
+                let foreign = UnpackError::ForeignCompression(foreign);
+                return Err(source.finish().err().unwrap_or(foreign));
+            }
         };
         Ok(LayerDecoder { form, failed: None })
     }

@@ -50,7 +50,7 @@ pub enum UnpackError {
     },
     /// Compressed in a way that no image layer may be.
     #[error("unsupported layer compression {0}: layers must be gzip, zstd or uncompressed tar")]
-    ForeignCompression(&'static str),
+    ForeignCompression(DetectedCompression),
     /// Not a tar archive, or a damaged one.
     #[error("the layer's tar archive is damaged at byte {at}{}: {problem}", entry_of(entry.as_deref()))]
     Archive {

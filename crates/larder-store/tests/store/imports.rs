@@ -221,6 +221,64 @@ fn a_docker_archive_is_read_from_a_file_and_a_stream() {
     assert_eq!(manifests.len(), 1, "the same image has the same manifest each time");
 }
 
+fn xz(bytes: &[u8]) -> Vec<u8> {
+    let mut packed = lzma_rust2::XzWriter::new(Vec::new(), lzma_rust2::XzOptions::with_preset(1)).unwrap();
+    packed.write_all(bytes).unwrap();
+    packed.finish().unwrap()
+}
+
+fn bzip2(bytes: &[u8]) -> Vec<u8> {
+    let mut packed = bzip2::write::BzEncoder::new(Vec::new(), bzip2::Compression::fast());
+    packed.write_all(bytes).unwrap();
+    packed.finish().unwrap()
+}
+
+#[test]
+fn archives_may_be_packed_in_any_usual_way() {
+    let scratch = TempStore::new();
+    let plain = docker_archive(&["r.example/a:1"], &["a"]);
+    for packed in [gzip(&plain), zstd::encode_all(&plain[..], 1).unwrap(), xz(&plain), bzip2(&plain)] {
+        let import = read(&scratch.store, ImportSource::Path(write_file(&scratch, &packed))).unwrap();
+        assert_image(&import, &["r.example/a:1"], &["a"]);
+        let half = &packed[..packed.len() / 2];
+        let cut = read(&scratch.store, ImportSource::Path(write_file(&scratch, half))).unwrap_err();
+        assert!(cut.hint().is_some(), "{cut}");
+    }
+    // The header of the only block asks for a window of 4 GiB.
+    let mut greedy = xz(&plain);
+    let (block, length) = (12, (usize::from(greedy[12]) + 1) * 4);
+    assert_eq!(greedy[block + 2..block + 4], [0x21, 1]);
+    greedy[block + 4] = 40;
+    let sum = crc32fast::hash(&greedy[block..block + length - 4]);
+    greedy[block + length - 4..block + length].copy_from_slice(&sum.to_le_bytes());
+    let refused = read(&scratch.store, ImportSource::Path(write_file(&scratch, &greedy))).unwrap_err();
+    assert!(larder::error_chain(&refused).contains("memory"), "{}", larder::error_chain(&refused));
+}
+
+#[test]
+fn a_directory_of_skopeo_is_an_image_without_a_name() {
+    let scratch = TempStore::new();
+    let mut files = ArchiveFiles::new();
+    let descriptor = manifest(&mut files, "amd64", &["a", "b"]);
+    let hex = descriptor["digest"].as_str().unwrap().trim_start_matches("sha256:").to_owned();
+    let mut files: ArchiveFiles = files
+        .into_iter()
+        .map(|(name, bytes)| match name.trim_start_matches("blobs/sha256/") {
+            name if name == hex => ("manifest.json".to_owned(), bytes),
+            name => (name.to_owned(), bytes),
+        })
+        .collect();
+    files.push(("version".into(), b"Directory Transport Version: 1.1\n".to_vec()));
+    for from in [ImportSource::Path(write_dir(&scratch, &files)), stream(tar_of(&files))] {
+        let import = read(&scratch.store, from).unwrap();
+        assert_image(&import, &[], &["a", "b"]);
+        assert_eq!(import.images[0].manifests[0].0.hex(), hex);
+    }
+    files.retain(|(name, _)| name.len() != 64);
+    let missing = read(&scratch.store, stream(tar_of(&files))).unwrap_err();
+    assert!(matches!(missing, ImportError::Missing { .. }), "{missing}");
+}
+
 #[test]
 fn layers_of_docker_archives_may_be_packed() {
     let scratch = TempStore::new();
@@ -269,6 +327,57 @@ fn a_bare_tag_requires_a_repository() {
         assert_image(&import, &[name], &["a"]);
         assert!(import.images[0].bare_tags.is_empty(), "it has a name now");
     }
+}
+
+#[test]
+fn the_digest_of_a_repository_is_restored_if_a_kept_document_leads_to_the_image() {
+    let scratch = TempStore::new();
+    let mut files = ArchiveFiles::new();
+    let saved = manifest(&mut files, "amd64", &["a"]);
+    let other = manifest(&mut files, "amd64", &["b"]);
+    // As it was pulled: a manifest of the same config, with layers that the archive does not have, below an index.
+    let config = digest(config("amd64", &["a"]));
+    let pulled = json!({
+        "schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "config": descriptor("config.v1+json", &config, 1),
+        "layers": [descriptor("layer.v1.tar+gzip", &digest(b"packed"), 6)],
+    });
+    let pulled = blob(&mut files, pulled.to_string().into_bytes());
+    let index = json!({
+        "schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json",
+        "manifests": [other, descriptor("manifest.v1+json", &pulled, 1)],
+    });
+    let index = blob(&mut files, index.to_string().into_bytes());
+    let read_as = |annotations: Value| {
+        let mut descriptor = saved.clone();
+        descriptor["annotations"] = annotations;
+        let files = with_index(files.clone(), &[descriptor]);
+        read(&scratch.store, ImportSource::Path(write_dir(&scratch, &files)))
+    };
+    const NAME: &str = "io.containerd.image.name";
+    const PULLED_AS: &str = "dev.larder.image.pulled-as";
+    let by_index = format!("r.example/a@{index}");
+    for annotations in [json!({ NAME: "r.example/a:1", PULLED_AS: by_index }), json!({ PULLED_AS: by_index })]
+    {
+        let import = read_as(annotations).unwrap();
+        let [image] = &import.images[..] else { panic!("one image") };
+        let documents: Vec<_> = image.manifests.iter().map(|(digest, _)| digest).collect();
+        assert_eq!(documents, [&index, &pulled]);
+        assert!(image.names.iter().any(|name| name.to_string() == by_index));
+        assert!(!image.has_digest, "no other digest is known to the repository");
+    }
+    assert!(!read_as(json!({ NAME: "r.example/a:1", PULLED_AS: "" })).unwrap().images[0].has_digest);
+    let own = format!("r.example/a@{}", saved["digest"].as_str().unwrap());
+    assert!(read_as(json!({ NAME: own })).unwrap().images[0].has_digest, "an archive of containerd");
+    let of_another = format!("r.example/a@{}", other["digest"].as_str().unwrap());
+    let invented = format!("r.example/a@{}", digest(b"invented"));
+    for name in [&of_another, &invented] {
+        for annotation in [NAME, PULLED_AS] {
+            let error = read_as(json!({ annotation: name })).unwrap_err();
+            assert!(matches!(error, ImportError::ForeignDigest { .. }), "{annotation}: {error}");
+        }
+    }
+    assert!(matches!(read_as(json!({ PULLED_AS: "r.example/a:1" })), Err(ImportError::ForeignDigest { .. })));
 }
 
 #[test]

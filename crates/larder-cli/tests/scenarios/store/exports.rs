@@ -5,10 +5,10 @@ use std::process::{Command, Stdio};
 
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use larder_testkit_peers::{ImageBuilder, LayerFiles, Package, require};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{MachineWithoutRuntime, may_mount};
-use crate::world::{LarderProcess, larder_in};
+use crate::world::{LarderOutput, LarderProcess, larder_in};
 
 impl MachineWithoutRuntime {
     pub(super) fn path(&self, name: &str) -> String {
@@ -89,6 +89,60 @@ fn a_saved_image_has_its_layers_and_its_id_in_other_tools() {
     load.args(["--root", &machine.path("loaded"), "load", &file]);
     let loaded = LarderProcess::start(load).finish().expect(0);
     assert!(loaded.stdout.contains(&name), "{loaded:?}");
+}
+
+#[test]
+fn a_loaded_image_has_the_digests_of_its_repository() {
+    let Some(machine) = MachineWithoutRuntime::new() else { return };
+    let pushed = ImageBuilder::small(1, 50_000).push(&machine.registry, "shop/web:1").unwrap();
+    // A tag of an index, as most public images have.
+    let manifest = machine.registry.image("shop/web");
+    let manifests = format!("http://{}/manifests", manifest.replace("/shop", "/v2/shop"));
+    let raw = run(
+        "curl",
+        &["-sf", "-H", "Accept: application/vnd.oci.image.manifest.v1+json", &format!("{manifests}/1")],
+    );
+    let index = json!({
+        "schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json",
+        "manifests": [{
+            "mediaType": "application/vnd.oci.image.manifest.v1+json",
+            "digest": pushed.manifest_digest, "size": raw.len(),
+        }],
+    });
+    let kind = "Content-Type: application/vnd.oci.image.index.v1+json";
+    run("curl", &["-sf", "-X", "PUT", "-H", kind, "-d", &index.to_string(), &format!("{manifests}/multi")]);
+    let name = machine.registry.image("shop/web:multi");
+    machine.larder(&["pull", &name]).expect(0);
+    machine.larder(&["tag", &name, "local.example/web:1"]).expect(0);
+    let names = |larder: &dyn Fn(&[&str]) -> LarderOutput| {
+        let id = larder(&["images", "-q"]).expect(0).stdout.trim().to_owned();
+        let found = larder(&["inspect", &id]).expect(0).json();
+        ["repoDigests", "repoTags"].map(|kind| found[0][kind].as_array().cloned().unwrap_or_default())
+    };
+    let [pulled, _] = names(&|arguments| machine.larder(arguments));
+    let [by_digest] = &pulled[..] else { panic!("{pulled:?}") };
+    let by_digest = by_digest.as_str().unwrap();
+    assert!(!by_digest.contains(&pushed.manifest_digest), "the digest of the index");
+
+    for (file, saved, tags) in
+        [("by-tag.tar", &[&*name, "local.example/web:1"][..], 2), ("by-digest.tar", &[by_digest], 0)]
+    {
+        let (file, root) = (machine.path(file), machine.path(&format!("{file}.store")));
+        let note = machine.larder(&[&["save", "-o", &file], saved].concat()).expect(0).stderr;
+        assert!(note.contains("to other programs"), "{note}");
+        let larder = |arguments: &[&str]| {
+            let mut command = larder_in(machine.home.path());
+            command.args(["--root", &root]).args(arguments);
+            LarderProcess::start(command).finish()
+        };
+        larder(&["load", &file]).expect(0);
+        let [digests, found] = names(&larder);
+        assert_eq!(digests, pulled, "{file}: no digest is invented, none is lost");
+        assert_eq!(found.len(), tags, "{file}: {found:?}");
+        machine.registry.forget_requests();
+        larder(&["ensure", "--policy", "Never", by_digest]).expect(0);
+        assert_eq!(machine.registry.requests().len(), 0, "nothing was asked for");
+    }
 }
 
 #[test]

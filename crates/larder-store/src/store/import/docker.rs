@@ -9,14 +9,14 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::archive::normalize_entry_name;
-use super::entries::{ImportEntries, compression_of, digest_of_blob};
+use super::entries::{ImportEntries, digest_of_blob};
 use super::error::{ImportError, read};
 use super::found_images::{FoundImages, PlatformSearch};
 use super::image::ImportImage;
 use crate::unpack::DetectedCompression;
 use larder_registry::manifest::{ImageConfig, ManifestOrIndex, PlatformMatcher};
 
-const MANIFEST: &str = "manifest.json";
+pub(super) const MANIFEST: &str = "manifest.json";
 
 /// Most images of one archive.
 const MAX_IMAGES: usize = 10_000;
@@ -157,7 +157,7 @@ fn layer(entries: &ImportEntries, name: &str, diff_id: &Digest) -> Result<Value,
     } else {
         let mut magic = Vec::new();
         entries.open(name)?.take(6).read_to_end(&mut magic).map_err(read(name))?;
-        let compression = compression_of(&magic);
+        let compression = DetectedCompression::detect(&magic);
         let digest = match (compression, named) {
             (DetectedCompression::None, _) => diff_id.clone(),
             (_, Some(digest)) => digest,
@@ -167,7 +167,7 @@ fn layer(entries: &ImportEntries, name: &str, diff_id: &Digest) -> Result<Value,
         (compression, digest)
     };
     let suffix = match compression {
-        DetectedCompression::None => "",
+        DetectedCompression::None | DetectedCompression::Xz | DetectedCompression::Bzip2 => "",
         DetectedCompression::Gzip => "+gzip",
         DetectedCompression::Zstd => "+zstd",
     };

@@ -8,9 +8,11 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use bzip2::bufread::MultiBzDecoder;
 use flate2::read::MultiGzDecoder;
 use larder::reference::Digest;
 use larder::threads::in_place;
+use lzma_rust2::XzReader;
 use parking_lot::Mutex;
 
 use super::archive::{MAX_ENTRIES, TarEntry, TarEntryKind, TarScanner, normalize_entry_name};
@@ -186,7 +188,7 @@ impl ImportEntries {
         let length = archive.read(&mut magic).map_err(file(path))?;
         // A named pipe cannot go back.
         let seekable = archive.rewind().is_ok();
-        if !seekable || compression_of(&magic[..length]) != DetectedCompression::None {
+        if !seekable || DetectedCompression::detect(&magic[..length]) != DetectedCompression::None {
             let start = if seekable { Vec::new() } else { magic[..length].to_vec() };
             return self.add_stream(store, Box::new(io::Cursor::new(start).chain(archive)), known, reserve);
         }
@@ -254,6 +256,19 @@ impl ImportEntries {
             TarEntryKind::Symlink(_) | TarEntryKind::Other => return Ok(()),
         };
         self.add(name, place)
+    }
+
+    /// Gives each file that `skopeo copy ... dir:` named by its digest the name of a blob, and `manifest` that of this digest.
+    pub(super) fn name_blobs(&mut self, manifest: (&Digest, &str)) -> Result<(), ImportError> {
+        let names: Vec<String> = self.places.keys().cloned().collect();
+        for name in names {
+            let hex = name.strip_suffix(".manifest.json").unwrap_or(&name);
+            if let Ok(digest) = Digest::parse(&format!("sha256:{hex}")) {
+                self.add(blob_name(&digest), EntryLocation::Link(vec![name]))?;
+            }
+        }
+        let (digest, name) = manifest;
+        self.add(blob_name(digest), EntryLocation::Link(vec![name.to_owned()]))
     }
 
     fn add(&mut self, name: String, place: EntryLocation) -> Result<(), ImportError> {
@@ -373,22 +388,22 @@ pub(super) fn digest_of_blob(name: &str) -> Option<Digest> {
     Digest::parse(&format!("{algorithm}:{hex}")).ok()
 }
 
-/// Says how a file is compressed, by its first bytes.
-pub(super) fn compression_of(start: &[u8]) -> DetectedCompression {
-    DetectedCompression::detect(start).unwrap_or(DetectedCompression::None)
-}
+/// Most memory for the window of an xz archive; `xz -9` needs 65 MiB.
+const XZ_MEMORY_KIB: u32 = 100 << 10;
 
 /// The plain bytes of a stream that may be packed.
 fn unpacked(mut stream: Box<dyn Read + Send>) -> Result<Box<dyn Read + Send>, ImportError> {
     let mut start = Vec::new();
     stream.by_ref().take(6).read_to_end(&mut start).map_err(read("the archive"))?;
-    let compression = compression_of(&start);
+    let compression = DetectedCompression::detect(&start);
     let whole = io::BufReader::with_capacity(256 << 10, io::Cursor::new(start).chain(stream));
     Ok(match compression {
         DetectedCompression::Gzip => Box::new(MultiGzDecoder::new(whole)),
         DetectedCompression::Zstd => {
             Box::new(zstd::stream::read::Decoder::with_buffer(whole).map_err(read("the archive"))?)
         }
+        DetectedCompression::Xz => Box::new(XzReader::new_mem_limit(whole, true, XZ_MEMORY_KIB)),
+        DetectedCompression::Bzip2 => Box::new(MultiBzDecoder::new(whole)),
         DetectedCompression::None => Box::new(whole),
     })
 }

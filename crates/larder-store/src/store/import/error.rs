@@ -120,6 +120,12 @@ pub enum ImportError {
         #[source]
         cause: larder::reference::ReferenceError,
     },
+    /// The digest in a name of an image is of no document that leads to the image.
+    #[error("the archive names an image {name}, and has another manifest for it")]
+    ForeignDigest {
+        /// As written.
+        name: String,
+    },
     /// One name was given for several images without a name.
     #[error("cannot give the name {name} to several images")]
     OneName {
@@ -164,11 +170,12 @@ impl ImportError {
                 _ => return crate::store::error::hint_of_io(cause),
             },
             ImportError::Archive { at: 0, .. } | ImportError::NoImages => {
-                "pass an OCI layout (skopeo copy ... oci:DIR), an archive of one, or the output of docker save"
+                "pass an OCI layout (skopeo copy ... oci:DIR), an archive of one, a directory of skopeo (dir:DIR), or the output of docker save"
             }
             ImportError::Archive { .. }
             | ImportError::Missing { .. }
             | ImportError::WrongDigest { .. }
+            | ImportError::ForeignDigest { .. }
             | ImportError::Document { .. } => WRITE_AGAIN,
             ImportError::NoPlatform { .. } => "larder loads images for the platform of this machine",
             ImportError::Manifest { cause, .. } => return cause.hint().map(Hint::from),

@@ -7,7 +7,7 @@ use super::error::ImportError;
 use super::image::ImportImage;
 
 /// Most documents that are read to find one image.
-const MAX_DOCUMENTS: usize = 32;
+pub(super) const MAX_DOCUMENTS: usize = 32;
 
 /// A manifest of an archive that is not loaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,6 +44,24 @@ impl FoundImages {
         self.left_out.push(LeftOutManifest { digest: digest.clone(), reason });
         self.first_error.get_or_insert(error);
         Ok(())
+    }
+
+    /// Adds an image, or its names and documents to the same image: it was pulled from several repositories.
+    pub(super) fn add(&mut self, image: ImportImage) {
+        let is_same = |other: &&mut ImportImage| {
+            other.config.0 == image.config.0
+                && (other.manifests == image.manifests || !other.has_digest && !image.has_digest)
+        };
+        let Some(other) = self.images.iter_mut().find(is_same) else {
+            return self.images.push(image);
+        };
+        other.names.extend(image.names);
+        other.bare_tags.extend(image.bare_tags);
+        for document in image.manifests {
+            if !other.manifests.contains(&document) {
+                other.manifests.push(document);
+            }
+        }
     }
 
     /// The images, unless there is none.

@@ -1,5 +1,5 @@
-//! Images from files: an OCI layout in a directory or an archive, or the output of `docker save`; and an OCI layout whose blobs
-//! another program has.
+//! Images from files: an OCI layout in a directory or an archive, the output of `docker save`, or a directory of skopeo; and an
+//! OCI layout whose blobs another program has.
 //!
 //! ```text
 //! directory | file | stream | blobs -> entries by name -> images: manifests, configs, where each layer's bytes are
@@ -32,6 +32,7 @@ pub use entries::{BlobReader, ImportSource, files_of};
 pub use error::ImportError;
 pub use found_images::LeftOutManifest;
 pub use image::ImportImage;
+pub(crate) use oci::PULLED_AS;
 
 use self::entries::{ImportEntries, PresentLayers};
 use super::handle::Store;
@@ -61,11 +62,16 @@ impl Store {
         reserve: DiskSpace,
     ) -> Result<Import, ImportError> {
         let known = PresentLayers::of(self)?;
-        let entries = ImportEntries::read(self, from, &known, reserve)?;
+        let mut entries = ImportEntries::read(self, from, &known, reserve)?;
         let found = if entries.has("index.json") {
             oci::images(&entries, platform)?
-        } else if entries.has("manifest.json") {
-            docker::images(&entries, platform)?
+        } else if entries.has(docker::MANIFEST) {
+            let manifest = entries.document(docker::MANIFEST)?;
+            if manifest.trim_ascii_start().starts_with(b"{") {
+                oci::images_of_directory(&mut entries, &manifest, platform)?
+            } else {
+                docker::images(&entries, platform)?
+            }
         } else {
             let entry = entries.root_file().cloned();
             return Err(entry.map_or(ImportError::NoImages, |entry| ImportError::Files { entry }));

@@ -1,12 +1,15 @@
 //! OCI layouts: `index.json`, and blobs by their digests. Newer `docker save` archives are OCI layouts with an additional
 //! `manifest.json` that has the full names.
 
+use std::collections::HashMap;
+
 use larder::reference::{Digest, Reference};
+use serde_json::json;
 
 use super::docker;
-use super::entries::ImportEntries;
+use super::entries::{ImportEntries, blob_name};
 use super::error::ImportError;
-use super::found_images::{FoundImages, PlatformSearch};
+use super::found_images::{FoundImages, MAX_DOCUMENTS, PlatformSearch};
 use super::image::ImportImage;
 use larder_registry::manifest::{
     Descriptor, ImageConfig, ImageManifest, ManifestCandidate, ManifestOrIndex, PlatformMatcher,
@@ -14,6 +17,9 @@ use larder_registry::manifest::{
 
 /// Annotation with a full name.
 const FULL_NAME: &str = "io.containerd.image.name";
+/// Annotation of larder's archives with the name and digest that an image has in its repository, or nothing: the manifest
+/// of such an archive has another digest, since its layers are uncompressed.
+pub(crate) const PULLED_AS: &str = "dev.larder.image.pulled-as";
 /// Annotation with a name, or just a tag.
 const REF_NAME: &str = "org.opencontainers.image.ref.name";
 
@@ -21,13 +27,33 @@ pub(super) fn images(
     entries: &ImportEntries,
     platform: &PlatformMatcher,
 ) -> Result<FoundImages, ImportError> {
-    const INDEX: &str = "index.json";
     let raw = entries.document(INDEX)?;
+    images_of(entries, &raw, docker::names_by_config(entries)?, platform)
+}
+
+/// The image of a directory that `skopeo copy ... dir:` wrote: its manifest, and its blobs named by their digests.
+pub(super) fn images_of_directory(
+    entries: &mut ImportEntries,
+    manifest: &[u8],
+    platform: &PlatformMatcher,
+) -> Result<FoundImages, ImportError> {
+    let digest = Digest::sha256(manifest);
+    entries.name_blobs((&digest, docker::MANIFEST))?;
+    let descriptor = json!({ "digest": digest.as_str(), "size": manifest.len() });
+    let index = json!({ "schemaVersion": 2, "manifests": [descriptor] }).to_string().into_bytes();
+    images_of(entries, &index, HashMap::new(), platform)
+}
+
+fn images_of(
+    entries: &ImportEntries,
+    index: &[u8],
+    more_names: HashMap<Digest, Vec<Reference>>,
+    platform: &PlatformMatcher,
+) -> Result<FoundImages, ImportError> {
     let used = |cause| ImportError::Manifest { name: INDEX.to_owned(), cause };
-    let ManifestOrIndex::Index(index) = ManifestOrIndex::parse(&raw, OCI_INDEX).map_err(used)? else {
+    let ManifestOrIndex::Index(index) = ManifestOrIndex::parse(index, OCI_INDEX).map_err(used)? else {
         return Err(ImportError::NoImages);
     };
-    let more_names = docker::names_by_config(entries)?;
     let mut found = FoundImages::default();
     for descriptor in &index.manifests {
         let mut image = match find_image(entries, descriptor, platform) {
@@ -38,18 +64,16 @@ pub(super) fn images(
             }
         };
         name(&mut image, descriptor)?;
-        image.names.extend(more_names.get(&image.config.0).cloned().unwrap_or_default());
-        match found.images.iter_mut().find(|other| other.manifests == image.manifests) {
-            Some(other) => {
-                other.names.extend(image.names);
-                other.bare_tags.extend(image.bare_tags);
-            }
-            None => found.images.push(image),
+        if let Some(pulled) = descriptor.annotations.get(PULLED_AS) {
+            name_as_pulled(&mut image, pulled, entries)?;
         }
+        image.names.extend(more_names.get(&image.config.0).cloned().unwrap_or_default());
+        found.add(image);
     }
     Ok(found)
 }
 
+const INDEX: &str = "index.json";
 /// Its media type need not be written in it.
 const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
 
@@ -124,7 +148,7 @@ fn finish(
     parsed_config.check_layers(manifest.layers.len()).map_err(used)?;
     for layer in &manifest.layers {
         // That it is there is known now, and not only when half of the layers are unpacked.
-        entries.resolve(&super::entries::blob_name(&layer.digest))?;
+        entries.resolve(&blob_name(&layer.digest))?;
     }
     Ok(ImportImage {
         names: Vec::new(),
@@ -137,18 +161,73 @@ fn finish(
     })
 }
 
-/// Gives an image the name, or the tag, that its entry of the index has.
+/// Gives an image of an archive of larder the name and the documents that it was pulled with. A document is one of the image
+/// if it leads to the same config, whose diff IDs its layers have.
+fn name_as_pulled(image: &mut ImportImage, name: &str, entries: &ImportEntries) -> Result<(), ImportError> {
+    image.has_digest = false;
+    if name.is_empty() {
+        return Ok(());
+    }
+    let parsed = parse_name(name)?;
+    let leads = match parsed.digest() {
+        Some(digest) => documents_to(&image.config.0, digest, entries, &mut 0)?,
+        None => None,
+    };
+    image.manifests = leads.ok_or_else(|| ImportError::ForeignDigest { name: name.to_owned() })?;
+    image.names.push(parsed);
+    Ok(())
+}
+
+/// The documents that lead from this digest to the image with this config, whatever its platform; `None` if none does.
+fn documents_to(
+    config: &Digest,
+    from: &Digest,
+    entries: &ImportEntries,
+    read: &mut usize,
+) -> Result<Option<Vec<(Digest, Vec<u8>)>>, ImportError> {
+    *read += 1;
+    if *read > MAX_DOCUMENTS || !entries.has(&blob_name(from)) {
+        return Ok(None);
+    }
+    let raw = entries.blob(from)?;
+    let used = |cause| ImportError::Manifest { name: from.to_string(), cause };
+    let document = ManifestOrIndex::parse(&raw, "").map_err(used)?;
+    let mut documents = vec![(from.clone(), raw)];
+    match document {
+        ManifestOrIndex::Manifest(manifest) => {
+            return Ok((manifest.config.digest == *config).then_some(documents));
+        }
+        ManifestOrIndex::Index(index) => {
+            for listed in index.manifests.iter().filter(|listed| listed.may_be_manifest()) {
+                if let Some(rest) = documents_to(config, &listed.digest, entries, read)? {
+                    documents.extend(rest);
+                    return Ok(Some(documents));
+                }
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// Gives an image the name, or the tag, that its entry of the index has. A name with a digest must be the image's.
 fn name(image: &mut ImportImage, descriptor: &Descriptor) -> Result<(), ImportError> {
     let annotation = |key| descriptor.annotations.get(key).filter(|name| !name.is_empty());
     let (full, name) = (annotation(FULL_NAME), annotation(REF_NAME));
     match (full, name) {
         (None, Some(tag)) if !tag.contains(['/', ':']) => image.bare_tags.push(tag.clone()),
         (Some(name), _) | (None, Some(name)) => {
-            let parsed =
-                Reference::parse(name).map_err(|cause| ImportError::Name { name: name.clone(), cause })?;
+            let parsed = parse_name(name)?;
+            let is_own = |digest| image.manifests.iter().any(|(own, _)| own == digest);
+            if !parsed.digest().is_none_or(is_own) {
+                return Err(ImportError::ForeignDigest { name: name.clone() });
+            }
             image.names.push(parsed);
         }
         (None, None) => {}
     }
     Ok(())
+}
+
+fn parse_name(name: &str) -> Result<Reference, ImportError> {
+    Reference::parse(name).map_err(|cause| ImportError::Name { name: name.to_owned(), cause })
 }
