@@ -117,6 +117,11 @@ enum DaemonChoice {
 }
 
 impl CommandSession {
+    /// Whether more is to be printed (`-v`).
+    pub(crate) fn is_verbose(&self) -> bool {
+        self.connection.verbose > 0
+    }
+
     /// Nothing is looked for or opened yet.
     pub(crate) fn new(connection: GlobalFlags, out: Arc<Printer>) -> CommandSession {
         CommandSession {

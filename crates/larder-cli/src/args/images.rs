@@ -149,11 +149,12 @@ pub(crate) struct HistoryArgs {
     pub(crate) output: PrintFormat,
 }
 
-/// Show the disk usage of images, and of all data in larder's own store.
+/// Show the disk usage of images, and how much of it can be freed: what larder prune -a would remove.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder df
-  larder df -o wide                 with inodes
+  larder df -v                      images by state, images, and larder's own store
+  larder df -o wide                 the same with inodes
   larder --backend docker df        of a Docker Engine")]
 pub(crate) struct DfArgs {
     /// Output format.

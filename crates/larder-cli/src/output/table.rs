@@ -22,10 +22,12 @@ const NARROW_GAP: usize = 2;
 const NAME_WIDTH: usize = 24;
 
 /// Heads of columns with numbers, which are aligned on the right.
-const NUMBERS: [&str; 18] = [
+const NUMBERS: [&str; 20] = [
     "SIZE",
     "UNIQUE",
     "SHARED",
+    "ACTIVE",
+    "TOTAL",
     "COUNT",
     "INODES",
     "ON DISK",

@@ -267,6 +267,7 @@ fn a_bad_name_is_the_same_bad_input_to_every_command() {
 fn df_shows_free_space_and_usage() {
     let world = world();
     world.larder(&["df"]).expect(0).golden("df.txt", &world);
+    world.larder(&["df", "-o", "wide"]).expect(0).golden("df-wide.txt", &world);
     world.larder(&["df", "-o", "json"]).expect(0).golden("df.json.txt", &world);
 }
 

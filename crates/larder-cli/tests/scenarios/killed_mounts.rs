@@ -95,7 +95,7 @@ impl MountMachine {
 
     /// Whether the kernel mounts images of this filesystem through loop devices.
     fn needs_loop_devices(&self) -> bool {
-        let described = self.larder(&["df"]).expect(0).stdout;
+        let described = self.larder(&["df", "-v"]).expect(0).stdout;
         assert!(described.contains("layers: EROFS, mounted "), "{described}");
         described.contains("through loop devices")
     }

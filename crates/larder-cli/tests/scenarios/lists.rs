@@ -198,7 +198,7 @@ fn an_image_younger_than_the_minimum_age_is_not_reclaimable() {
     }
     let found = usage();
     assert_eq!(found["reclaimableBytes"], 0, "{found}");
-    assert!(store.larder(&["df"]).expect(0).stdout.contains("images younger than the minimum age"));
+    assert!(store.larder(&["df", "-v"]).expect(0).stdout.contains("images younger than the minimum age"));
     let missed = store.larder(&["gc", "--free", "1GB", "--dry-run"]).expect(1);
     assert!(missed.stderr.contains("gc --free 1GB --minimum-image-ttl-duration 0 ignores"), "{missed:?}");
     let all = store.larder(&["gc", "--all-unused", "--dry-run"]).expect(0);

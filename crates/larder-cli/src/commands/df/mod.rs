@@ -20,13 +20,13 @@ pub(super) async fn run(args: &DfArgs, session: &CommandSession) -> Result<Comma
     let out = &session.out;
     if let Some(client) = session.open_to_list(&ImageAccess::collect()).await? {
         let usage = client.ask(async |mut calls| calls.usage(UsageRequest {}).await).await?;
-        show(args, &usage, out);
+        show(args, session.is_verbose(), &usage, out);
         return Ok(CommandOutcome::Done);
     }
     let usage = usage_of_nothing();
     match args.output.data() {
         Some(format) => output::data(out, format, &usage),
-        None => out.table(&images_table(&usage.images.unwrap_or_default())),
+        None => out.table(&summary(&usage)),
     }
     Ok(CommandOutcome::Done)
 }
@@ -48,12 +48,62 @@ fn usage_of_nothing() -> UsageResponse {
     }
 }
 
-fn show(args: &DfArgs, usage: &UsageResponse, out: &Printer) {
+fn show(args: &DfArgs, verbose: bool, usage: &UsageResponse, out: &Printer) {
     if let Some(format) = args.output.data() {
         output::data(out, format, usage);
         return;
     }
-    let filesystem = || show_filesystem(usage.filesystem.as_ref(), args.output.is_wide(), out);
+    out.table(&summary(usage));
+    out.line("");
+    show_filesystem(usage.filesystem.as_ref(), args.output.is_wide(), out);
+    if verbose || args.output.is_wide() {
+        out.line("");
+        show_details(args, usage, out);
+    }
+}
+
+/// What images need, and what of it can be freed, as `docker system df` prints it.
+fn summary(usage: &UsageResponse) -> TextTable {
+    let mut table = TextTable::new(["TYPE", "TOTAL", "ACTIVE", "SIZE", "RECLAIMABLE"]);
+    let row = |name: &str, counts: [Option<u64>; 2], bytes: u64, reclaimable: Option<u64>, about: &str| {
+        let [total, active] = counts.map(|count| count.map(|count| count.to_string()).unwrap_or_default());
+        let freed = reclaimable.map(|freed| {
+            let percent =
+                if bytes == 0 { String::new() } else { format!(" ({})", size::percent(freed, bytes)) };
+            format!("{about}{}{percent}", size::bytes(freed))
+        });
+        [name.to_owned(), total, active, format!("{about}{}", size::bytes(bytes)), freed.unwrap_or_default()]
+    };
+    let beside = usage.reclaimable_beside_images.as_ref().and_then(|space| space.total);
+    let beside = beside.unwrap_or_default().size_bytes;
+    if let Some(by_state) = &usage.usage_by_state {
+        let about = if by_state.estimated { "about " } else { "" };
+        let all = usage_by_state::image_states(by_state).map(|(_, images)| images);
+        let (count, bytes) =
+            all.fold((0, 0), |sum, images| (sum.0 + images.count, sum.1 + images.size_bytes));
+        let active = by_state.in_use.unwrap_or_default().count;
+        let reclaimable = usage.reclaimable_bytes.unwrap_or_default().saturating_sub(beside);
+        table.row(row("images", [Some(count), Some(active)], bytes, Some(reclaimable), about));
+    } else {
+        let images = usage.images.unwrap_or_default();
+        let [total, active] = [images.total, images.in_use].map(|images| images.unwrap_or_default());
+        let nothing = (total.count == 0).then_some(0);
+        table.row(row("images", [Some(total.count), Some(active.count)], total.size_bytes, nothing, ""));
+    }
+    if beside > 0 {
+        table.row(row("left by failed pulls", [None, None], beside, Some(beside), ""));
+    }
+    table
+}
+
+fn show_details(args: &DfArgs, usage: &UsageResponse, out: &Printer) {
+    if let Some(by_state) = usage.usage_by_state {
+        let reclaimable = usage.reclaimable_bytes.unwrap_or_default();
+        let beside_images = usage.reclaimable_beside_images.as_ref().and_then(|space| space.total);
+        let beside_images = beside_images.unwrap_or_default().size_bytes;
+        out.table(&usage_by_state::table(&by_state, reclaimable, beside_images));
+        out.line("");
+    }
     if let Some(store) = &usage.store {
         if !store.images.is_empty() {
             out.table(&store::images_table(&store.images, store.estimated));
@@ -68,28 +118,14 @@ fn show(args: &DfArgs, usage: &UsageResponse, out: &Printer) {
                 "in containerd: {bytes} of images that other programs put there, beside the store"
             ));
         }
-        out.line("");
-        filesystem();
     } else if let Some(engine) = &usage.docker {
-        filesystem();
-        out.line("");
         out.table(&docker::table(engine));
         out.line("");
         out.line(docker::legend(engine));
     } else {
-        filesystem();
-        out.line("");
         out.table(&images_table(&usage.images.unwrap_or_default()));
         out.line("");
         out.line("SIZE counts a shared layer once for each image, as kubelet does");
-    }
-    if let Some(by_state) = usage.usage_by_state {
-        let reclaimable = usage.reclaimable_bytes.unwrap_or_default();
-        let beside_images = usage.reclaimable_beside_images.as_ref().and_then(|space| space.total);
-        let beside_images = beside_images.unwrap_or_default().size_bytes;
-        let table = usage_by_state::table(&by_state, reclaimable, beside_images);
-        out.line("");
-        out.table(&table);
     }
 }
 

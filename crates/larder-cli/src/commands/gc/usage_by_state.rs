@@ -8,7 +8,9 @@ use crate::output::table::TextTable;
 use crate::printer::Printer;
 
 /// The states that at least one image has.
-fn image_states(by_state: &UsageByState) -> impl Iterator<Item = (&'static str, ImageTotal)> {
+pub(in crate::commands) fn image_states(
+    by_state: &UsageByState,
+) -> impl Iterator<Item = (&'static str, ImageTotal)> + use<> {
     let all = [
         ("in use", by_state.in_use),
         ("pinned by the runtime", by_state.pinned),

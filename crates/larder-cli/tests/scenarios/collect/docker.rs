@@ -129,7 +129,7 @@ fn df_agrees_with_du_of_the_layer_store() {
     assert_eq!(number(docker, "layerStoreBytes"), said);
     // Two bases and eight applications, once each; docker images would count 8 * 7.5 MiB.
     assert_eq!(number(&docker["systemDf"], "layersBytes"), 2 * (6 << 20) + 8 * (3 << 19));
-    let printed = on(&engine, home, &["df"]).expect(0).stdout;
+    let printed = on(&engine, home, &["df", "-v"]).expect(0).stdout;
     assert!(
         printed.contains("SYSTEM DF") && printed.contains("docker images counts it for each image"),
         "{printed}"

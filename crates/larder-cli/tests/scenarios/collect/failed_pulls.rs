@@ -81,7 +81,7 @@ fn what_an_interrupted_pull_left_goes_before_images() {
     let Some(node) = InterruptedNode::new() else { return };
     let (downloads, layers) = node.reclaimable();
     assert!(downloads > 5 * MIB && layers > 24 * MIB, "{downloads} of downloads, {layers} of layers");
-    let table = node.disk.larder(&["df"]).expect(0).stdout;
+    let table = node.disk.larder(&["df", "-v"]).expect(0).stdout;
     assert!(table.contains("reclaimable, left by failed pulls"), "{table}");
     node.disk.larder(&["fsck"]).expect(0);
 

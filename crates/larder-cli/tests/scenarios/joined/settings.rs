@@ -95,7 +95,7 @@ fn one_shot_commands_honour_the_settings_of_the_daemon() {
         let listed = world.larder_with(&settings, &["keep"]).expect(0);
         assert_eq!(listed.lines_with(&[&name, &place]), 1, "{listed:?}");
         world.end_leases();
-        let used = world.larder_with(&settings, &["df"]).expect(0);
+        let used = world.larder_with(&settings, &["df", "-v"]).expect(0);
         assert_eq!(used.lines_with(&["kept by a rule", " 1 "]), 1, "{used:?}");
         let explained = world.larder_with(&settings, &["explain", &base]).expect(0);
         assert!(explained.stdout.contains(&name), "{explained:?}");
