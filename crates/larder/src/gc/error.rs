@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::filesystem_stats::{size_text, used_percent};
+use super::policy::WhenUnreachable;
 use crate::backend::BackendError;
 use crate::go_format;
 use crate::image_service::{FilesystemError, FsStats};
@@ -58,15 +59,38 @@ pub enum GcError {
     Insufficient(String),
 }
 
+/// Unused images that a round retained because its goal cannot be reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct LeftUnused {
+    /// The bytes that their removal would free.
+    pub(super) bytes: u64,
+    /// The rule that retained them.
+    pub(super) by: WhenUnreachable,
+}
+
 impl GcError {
-    /// A round that did not free enough, in kubelet's words; `disk` is the measurement before the removals.
-    pub(super) fn insufficient(disk: FsStats, freed: i64) -> GcError {
+    /// A round that did not free enough, in kubelet's words; `disk` is the measurement before the removals. What was retained on
+    /// purpose is named in place of other data.
+    pub(super) fn insufficient(disk: FsStats, freed: i64, left: Option<LeftUnused>) -> GcError {
         let used = used_percent(disk.capacity, disk.available);
         let size = size_text(i64::try_from(disk.capacity).unwrap_or(i64::MAX));
+        let cause = left.map_or_else(
+            || {
+                "Investigate disk usage, as it could be used by active images, logs, volumes, or other data."
+                    .to_owned()
+            },
+            |left| {
+                format!(
+                    "Left unused images of {} bytes, as removing them would not free enough either \
+                     (gc.whenUnreachable: {}).",
+                    left.bytes,
+                    left.by.as_str()
+                )
+            },
+        );
         GcError::Insufficient(format!(
             "Insufficient free disk space on the node's image filesystem ({used}% of {size} used). Failed to free \
-             sufficient space by deleting unused images (freed {freed} bytes). Investigate disk usage, as it could be \
-             used by active images, logs, volumes, or other data."
+             sufficient space by deleting unused images (freed {freed} bytes). {cause}"
         ))
     }
 

@@ -8,7 +8,7 @@ use tracing::{Instrument as _, Span};
 
 use super::collector::{Collector, keep_warnings, trigger};
 use super::disk_space::DiskSpace;
-use super::error::GcError;
+use super::error::{GcError, LeftUnused};
 use super::filesystem_stats;
 use super::goal::GcGoal;
 use super::meter::SpaceMeter;
@@ -149,7 +149,11 @@ impl<'a> Round<'a> {
     }
 
     fn insufficient(&self, before: FsStats, swept: &SweepReport) -> GcError {
-        let error = GcError::insufficient(before, swept.freed);
+        let left = self.report.plans.last().and_then(|plan| {
+            let bytes = plan.reclaimable.bytes.saturating_sub(plan.expected_freed.bytes);
+            plan.when_unreachable.filter(|_| bytes > 0).map(|by| LeftUnused { bytes, by })
+        });
+        let error = GcError::insufficient(before, swept.freed, left);
         if self.goal == GcGoal::Thresholds {
             self.collector.event(EventReason::FreeDiskSpaceFailed, &error.to_string());
         }

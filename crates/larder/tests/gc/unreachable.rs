@@ -32,7 +32,14 @@ async fn removed(other: u64, sizes: &[u64], rule: WhenUnreachable) -> usize {
     let planned = collector.plan_round().await.expect("the node answers");
     assert!(!planned.reachable);
     let ended = collector.collect().await;
-    assert!(matches!(ended, Err(GcError::Insufficient(_))), "{ended:?}");
+    let Err(GcError::Insufficient(text)) = ended else { panic!("{ended:?}") };
+    let left = sizes.len() - planned.removals.len();
+    assert_eq!(
+        text.contains("(gc.whenUnreachable: ") && text.contains("Left unused images of "),
+        left > 0,
+        "{text}"
+    );
+    assert_eq!(text.contains("active images, logs"), left == 0, "{text}");
     assert_eq!(world.removals().len(), planned.removals.len(), "a round removes what its plan says");
     world.removals().len()
 }
