@@ -1,4 +1,4 @@
-//! Durations and sizes as people write them: `90s`, `1h30m`, `1.5h`, `300ms` as in Go, `500MB`, `10GiB`, `10Gi`.
+//! Durations and sizes as people write them: `90s`, `1h30m`, `1.5h`, `300ms` as in Go, `7d`, `500MB`, `10GiB`, `10Gi`.
 
 use std::time::Duration;
 
@@ -11,7 +11,12 @@ pub const LONGEST: Duration = Duration::from_secs(8760 * 3600);
 /// a unit is seconds.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let is_seconds = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    let written = if is_seconds { format!("{text}s") } else { text.to_owned() };
+    let days = text.strip_suffix('d').and_then(|days| days.parse::<u32>().ok());
+    let written = match days {
+        Some(days) => format!("{}h", u64::from(days) * 24),
+        None if is_seconds => format!("{text}s"),
+        None => text.to_owned(),
+    };
     let duration = match GoDuration::parse(&written) {
         Ok(written) => written.to_std(),
         Err(DurationError::TooLong) => Some(Duration::MAX),
@@ -20,7 +25,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     match duration {
         Some(duration) if duration <= LONGEST => Ok(duration),
         Some(_) => Err(format!("{text:?} is too long; the maximum is 8760h (one year)")),
-        None => Err(format!("{text:?} is not a duration; write it like 90s, 5m or 1h30m")),
+        None => Err(format!("{text:?} is not a duration; write it like 90s, 5m, 1h30m or 7d")),
     }
 }
 
@@ -84,6 +89,8 @@ mod tests {
             ("1.5h", 5_400_000),
             ("300ms", 300),
             ("2m3s", 123_000),
+            ("1d", 86_400_000),
+            ("7d", 604_800_000),
         ] {
             assert_eq!(parse_duration(text), Ok(Duration::from_millis(millis)), "{text}");
         }

@@ -255,7 +255,7 @@ fn control_calls() -> Vec<Vec<u8>> {
         call(&at("Ensure"), &ensure),
         call(&at("PlanEnsure"), &ensure),
         call(&at("Images"), &listed),
-        call(&at("Inspect"), &control::InspectRequest { image: image() }),
+        call(&at("Inspect"), &control::InspectRequest { image: image(), exact: true }),
         call(&at("Remove"), &remove),
         call(&at("Tag"), &tag),
         call(&at("Plan"), &collect),

@@ -63,7 +63,10 @@ fn explain(out: &Printer, usage: &clap::Error) -> CommandOutcome {
                 out.info(text.lines().next().unwrap_or_default());
                 out.info(format_args!("hint: {advice}"));
             }
-            None => out.info(text.to_string().trim_end()),
+            // The words of the standard library.
+            None => out.info(
+                text.to_string().trim_end().replace("invalid digit found in string", "not a whole number"),
+            ),
         }
         return CommandOutcome::BadInput;
     }

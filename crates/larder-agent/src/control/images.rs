@@ -8,7 +8,7 @@ use larder::hint::Hint;
 use larder::reference::Reference;
 use larder::retention::{LeasePurpose, RemovalGate};
 use larder_api::is_gone;
-use larder_api::v1::{Condition, RuntimeResponse, TagRequest, TagResponse};
+use larder_api::v1::{Condition, InspectRequest, RuntimeResponse, TagRequest, TagResponse};
 
 use super::find::{find, find_to_describe};
 use crate::error::Error;
@@ -16,8 +16,11 @@ use crate::image_name::{self, InvalidImageName};
 use crate::node::Storage;
 
 /// One image with its details.
-pub(super) async fn inspect(name: &str, backend: &dyn Backend) -> Result<ImageDetails, Error> {
-    let image = find_to_describe(name, backend).await?;
+pub(super) async fn inspect(
+    InspectRequest { image: name, exact }: &InspectRequest,
+    backend: &dyn Backend,
+) -> Result<ImageDetails, Error> {
+    let image = if *exact { find(name, backend).await? } else { find_to_describe(name, backend).await? };
     match backend.inspect(&ImageSpec::named(image.key())).await {
         Ok(found) => found.ok_or_else(|| absent(name)),
         Err(error) => Err(image_error(name, error)),

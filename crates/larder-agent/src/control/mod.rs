@@ -218,7 +218,8 @@ impl Control for ControlApi {
 
     async fn inspect(&self, request: Request<api::InspectRequest>) -> ControlResult<api::InspectResponse> {
         let request = request.into_inner();
-        let found = images::inspect(named(&request.image)?, &**self.node().storage.backend()).await?;
+        named(&request.image)?;
+        let found = images::inspect(&request, &**self.node().storage.backend()).await?;
         Ok(Response::new(api::InspectResponse { image: Some(convert::image(found.image)), info: found.info }))
     }
 

@@ -224,7 +224,7 @@ async fn a_caller_that_does_not_read_delays_no_other_caller() {
 async fn errors_have_a_code_a_sentence_and_a_hint() {
     let served = TestDaemon::new();
     let mut client = served.client();
-    let inspect = |image: &str| api::InspectRequest { image: image.into() };
+    let inspect = |image: &str| api::InspectRequest { image: image.into(), exact: false };
     let absent = client.inspect(inspect("a:1")).await.unwrap_err();
     assert_eq!((absent.code(), absent.message()), (Code::NotFound, "a:1: image not found"));
     assert!(!absent.details().is_empty());

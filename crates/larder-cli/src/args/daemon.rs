@@ -56,13 +56,28 @@ pub(crate) struct EventsArgs {
     #[arg(short, long)]
     pub(crate) watch: bool,
 
-    /// Start with the event of this number; -o json shows numbers.
-    #[arg(long, value_name = "NUMBER", default_value_t = 0, hide_default_value = true)]
-    pub(crate) since: u64,
+    /// Only events of the last time, such as 10m or 1d, or from this number on; -o json shows numbers.
+    #[arg(long, value_name = "DURATION|NUMBER", value_parser = EventsSince::parse)]
+    pub(crate) since: Option<EventsSince>,
 
     /// Output format; wide adds numbers, dates and field paths.
     #[arg(short, long, visible_alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) output: PrintFormat,
+}
+
+/// Where a list of events begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum EventsSince {
+    /// With the event of this number.
+    Number(u64),
+    /// So long ago.
+    Ago(Duration),
+}
+
+impl EventsSince {
+    pub(crate) fn parse(text: &str) -> Result<EventsSince, String> {
+        text.parse().map(EventsSince::Number).or_else(|_| parse_duration(text).map(EventsSince::Ago))
+    }
 }
 
 /// Reload the daemon's settings, as SIGHUP does.
@@ -101,7 +116,7 @@ pub(crate) struct LeaseArgs {
     #[arg(requires = "time")]
     pub(crate) image: Option<ImageName>,
 
-    /// Duration from now, such as 90s, 2h or 168h; 0 ends the leases on the image.
+    /// Duration from now, such as 90s, 2h or 7d; 0 ends the leases on the image.
     #[arg(value_name = "DURATION", value_parser = with_unit)]
     pub(crate) time: Option<Duration>,
 
@@ -140,7 +155,7 @@ pub(crate) struct LeaseLsArgs {
 pub(super) fn with_unit(text: &str) -> Result<Duration, String> {
     let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     if is_number && text.bytes().any(|byte| byte != b'0') {
-        return Err(format!("no unit: write {text}s, {text}m or {text}h"));
+        return Err(format!("no unit: write {text}s, {text}m, {text}h or {text}d"));
     }
     parse_duration(text)
 }

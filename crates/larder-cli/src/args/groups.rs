@@ -5,8 +5,8 @@
 use clap::{Args, Subcommand};
 
 use super::{
-    Command, DfArgs, HistoryArgs, ImagesArgs, InspectArgs, LoadArgs, MountArgs, PruneArgs, PullArgs, RmArgs,
-    RuntimeArgs, SaveArgs, TagArgs, UmountArgs,
+    Command, DfArgs, ExistsArgs, HistoryArgs, ImagesArgs, InspectArgs, LoadArgs, MountArgs, PruneArgs,
+    PullArgs, RmArgs, RuntimeArgs, SaveArgs, TagArgs, UmountArgs,
 };
 
 /// Commands about images, under docker's names.
@@ -25,6 +25,7 @@ pub(crate) struct ImageArgs {
 pub(crate) enum ImageSubcommand {
     List(ImagesArgs),
     Inspect(InspectArgs),
+    Exists(ExistsArgs),
     History(HistoryArgs),
     Pull(PullArgs),
     Load(LoadArgs),
@@ -62,6 +63,7 @@ impl Command {
             Command::ImageGroup(ImageArgs { command }) => match command {
                 ImageSubcommand::List(args) => Command::Images(args),
                 ImageSubcommand::Inspect(args) => Command::Inspect(args),
+                ImageSubcommand::Exists(args) => Command::Exists(args),
                 ImageSubcommand::History(args) => Command::History(args),
                 ImageSubcommand::Pull(args) => Command::Pull(args),
                 ImageSubcommand::Load(args) => Command::Load(args),

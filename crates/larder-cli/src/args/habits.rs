@@ -3,9 +3,9 @@
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Commands, separated by spaces, and larder's way.
-const COMMANDS: [(&str, &str); 23] = [
+const COMMANDS: [(&str, &str); 24] = [
     (
-        "run create start stop restart kill exec ps logs attach stats container pod volume network compose",
+        "run create start stop restart kill exec ps attach stats container pod volume network compose",
         "larder manages images, not containers; run them with your runtime, or mount an image: larder mount IMAGE DIR",
     ),
     (
@@ -34,7 +34,8 @@ const COMMANDS: [(&str, &str); 23] = [
         "use larder inspect IMAGE; skopeo inspect --raw docker://IMAGE prints a manifest in a registry",
     ),
     ("import", "larder imports images, not file trees: larder load FILE"),
-    ("exists", "use larder inspect IMAGE: its exit code is 1 if the image is not present"),
+    ("exists", "use larder image exists IMAGE: its exit code is 1 if the image is not present"),
+    ("logs log", "the daemon's events: larder events; its log: journalctl -u larder"),
     ("untag", "use larder rm NAME, which removes the image with its last name"),
     // Under `system`; it is a command elsewhere.
     ("prune", "use larder prune for dangling images, or larder prune -a for all unused images"),
@@ -43,7 +44,7 @@ const COMMANDS: [(&str, &str); 23] = [
 ];
 
 /// Commands of larder (`*` is any), flags, and larder's way.
-const FLAGS: [(&str, &str, &str); 34] = [
+const FLAGS: [(&str, &str, &str); 35] = [
     (
         "pull ensure",
         "--platform --os --arch --variant --override-arch",
@@ -97,6 +98,7 @@ const FLAGS: [(&str, &str, &str); 34] = [
     ("prune", "--dry-run -n", "use larder gc --all-unused --dry-run"),
     ("load", "-q --quiet", "larder load prints names only; leave the flag out"),
     ("serve", "--host -H", "use --socket PATH"),
+    ("umount", "-l --lazy", "larder umount DIR; a mount that is busy: end what uses it (fuser -m DIR)"),
     (
         "*",
         "--runtime-endpoint -r --image-endpoint -i --address --host -H --url --connection -c",
@@ -108,7 +110,6 @@ const FLAGS: [(&str, &str, &str); 34] = [
     ("*", "--context", "set DOCKER_CONTEXT, or use --backend docker://ADDRESS"),
 ];
 
-const MOUNT: &str = "larder mounts at an existing directory that you name: larder mount IMAGE DIR";
 const TEMPLATES: &str = "Go templates are not supported; use -o json, and jq for single fields";
 
 /// Larder's way to do what a command line tries that larder does not have; `words` are those after the program.
@@ -131,7 +132,6 @@ pub(crate) fn advice(usage: &clap::Error, words: &[String]) -> Option<&'static s
             };
             FLAGS.iter().find(of).map(|(_, _, advice)| *advice)
         }
-        ErrorKind::MissingRequiredArgument if words.iter().any(|word| word == "mount") => Some(MOUNT),
         ErrorKind::InvalidValue => {
             text(ContextKind::InvalidValue).filter(|value| value.contains("{{")).map(|_| TEMPLATES)
         }

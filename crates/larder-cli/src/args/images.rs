@@ -7,7 +7,7 @@ use clap::Args;
 use larder::reference::ImageName;
 
 use super::image_list::{ImageFilter, SortKey};
-use crate::output::{DataFormat, PrintFormat};
+use crate::output::{DataFormat, ListFormat, PrintFormat};
 
 /// List images: names, age, last use, size, and what removing each would free (UNIQUE).
 #[derive(Debug, Args)]
@@ -52,9 +52,9 @@ pub(crate) struct ImagesArgs {
     #[arg(short, long, conflicts_with = "output")]
     pub(crate) quiet: bool,
 
-    /// Output format.
+    /// Output format; name prints REPOSITORY:TAG only.
     #[arg(short, long, visible_alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
-    pub(crate) output: PrintFormat,
+    pub(crate) output: ListFormat,
 }
 
 /// Show all data that the backend has about images, or their layers.
@@ -75,6 +75,18 @@ pub(crate) struct InspectArgs {
     /// Output format [default: json; with --layers, a tree].
     #[arg(short, long, visible_alias = "format", value_enum, value_name = "FORMAT")]
     pub(crate) output: Option<DataFormat>,
+}
+
+/// Tell by the exit code whether an image is present.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  larder image exists app:1 || larder pull app:1
+
+Exit code: 0 present, 1 not present, 2 invalid input, 3 backend unreachable.")]
+pub(crate) struct ExistsArgs {
+    /// Exact name, or ID, of the image.
+    #[arg(value_name = "IMAGE")]
+    pub(crate) image: ImageName,
 }
 
 /// Remove names of images, and each image with its last name.
@@ -153,8 +165,7 @@ pub(crate) struct HistoryArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder df
-  larder df -v                      images by state, images, and larder's own store
-  larder df -o wide                 the same with inodes
+  larder df -v                      the same with images by state, layers, ...
   larder --backend docker df        of a Docker Engine")]
 pub(crate) struct DfArgs {
     /// Output format.

@@ -27,6 +27,7 @@ use clap::builder::Resettable;
 use clap::{Arg, ArgAction, Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use clap_complete::Shell;
 
+use larder_agent::environment::variable;
 use larder_agent::quantity::parse_duration;
 
 use crate::exit;
@@ -40,10 +41,14 @@ pub(crate) use collect::{
 };
 pub(crate) use config::ConfigArgs;
 pub(crate) use containerd::{ConfigureArgs, ContainerdArgs, ContainerdSubcommand};
-pub(crate) use daemon::{EventsArgs, LeaseArgs, LeaseSubcommand, ReloadArgs, StatusArgs, TopArgs};
+pub(crate) use daemon::{
+    EventsArgs, EventsSince, LeaseArgs, LeaseSubcommand, ReloadArgs, StatusArgs, TopArgs,
+};
 pub(crate) use groups::{ImageArgs, SystemArgs};
 pub(crate) use image_list::{ImageFilter, SortKey};
-pub(crate) use images::{DfArgs, HistoryArgs, ImagesArgs, InspectArgs, RmArgs, RuntimeArgs, TagArgs};
+pub(crate) use images::{
+    DfArgs, ExistsArgs, HistoryArgs, ImagesArgs, InspectArgs, RmArgs, RuntimeArgs, TagArgs,
+};
 pub(crate) use kube::KubeArgs;
 #[cfg(feature = "kube")]
 pub(crate) use kube::{KubeCheckArgs, KubeSubcommand};
@@ -94,6 +99,9 @@ All options of a command: larder help COMMAND";
 /// The options of every command, which are printed by `larder help global` only.
 const GLOBAL_OPTIONS: &str = "Global options";
 
+/// Has the root of larder's own store where no flag does.
+const ROOT_VARIABLE: &str = "LARDER_ROOT";
+
 /// Options of every command: the backend, its directories, the daemon.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = GLOBAL_OPTIONS)]
@@ -113,7 +121,7 @@ pub(crate) struct GlobalFlags {
     pub(crate) backend: Option<String>,
 
     /// Directory of larder's own store; ensure, pull and load create it if missing
-    /// [default: /var/lib/larder, without root ~/.local/share/larder].
+    /// [env: LARDER_ROOT, unless --backend is given] [default: /var/lib/larder, without root ~/.local/share/larder].
     #[arg(long, global = true, value_name = "DIR", conflicts_with = "backend")]
     pub(crate) root: Option<PathBuf>,
 
@@ -223,6 +231,9 @@ pub(crate) enum Command {
     #[command(name = "system")]
     SystemGroup(SystemArgs),
     Version(VersionArgs),
+    /// Under `image` only.
+    #[command(skip)]
+    Exists(ExistsArgs),
 }
 
 impl Command {
@@ -232,6 +243,7 @@ impl Command {
             self,
             Command::Images(_)
                 | Command::Inspect(_)
+                | Command::Exists(_)
                 | Command::Df(_)
                 | Command::Explain(_)
                 | Command::History(_)
@@ -320,7 +332,12 @@ impl Cli {
     ) -> Result<Cli, clap::Error> {
         let mut command = command();
         let matches = command.try_get_matches_from_mut(words)?;
-        Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
+        let mut cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
+        let GlobalFlags { root, backend, .. } = &mut cli.connection;
+        if root.is_none() && backend.is_none() {
+            *root = variable(ROOT_VARIABLE).map(PathBuf::from);
+        }
+        Ok(cli)
     }
 }
 

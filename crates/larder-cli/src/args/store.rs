@@ -112,18 +112,19 @@ pub(crate) struct SaveArgs {
 
 /// Mount the root filesystem of an image in larder's own store.
 ///
-/// For microVMs, chroots, image volumes and build jobs. A mounted image is in use: GC retains it. Requires root.
+/// For microVMs, chroots, image volumes and build jobs. A mounted image is in use: GC retains it. Requires root. Prints the
+/// directory; without any argument, lists the mounts.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  larder ensure busybox:1.36
   larder mount busybox:1.36 /mnt
+  larder mount busybox:1.36                      in a new directory
   larder mount --writable busybox:1.36 /mnt      until larder umount")]
 pub(crate) struct MountArgs {
-    /// Name or ID of the image.
-    pub(crate) image: ImageName,
+    /// Exact name, or ID, of the image.
+    pub(crate) image: Option<ImageName>,
 
-    /// An existing directory.
-    pub(crate) dir: PathBuf,
+    /// An existing directory; by default a new one below /run/larder/mounts, which larder umount removes.
+    pub(crate) dir: Option<PathBuf>,
 
     /// Mount read-write; writes go to a directory that larder umount deletes.
     #[arg(short, long)]

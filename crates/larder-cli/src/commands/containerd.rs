@@ -98,7 +98,7 @@ async fn check(
     let mut table = TextTable::new(["", "PART", "FOUND"]);
     for check in &checks {
         table.row([
-            if check.ok { "ok" } else { "not" }.to_owned(),
+            if check.ok { "ok" } else { "failed" }.to_owned(),
             check.name.to_owned(),
             check.found.clone(),
         ]);

@@ -13,7 +13,7 @@ use larder_api::v1::{Event, EventsRequest, EventsResponse};
 use rustix::event::{PollFd, PollFlags, poll};
 use tokio::time;
 
-use crate::args::EventsArgs;
+use crate::args::{EventsArgs, EventsSince};
 use crate::exit::CommandOutcome;
 use crate::failure::Failure;
 use crate::output::{DataFormat, PrintFormat};
@@ -34,12 +34,18 @@ const PIPE_CHECK_PERIOD: Duration = Duration::from_secs(1);
 pub(super) async fn run(args: &EventsArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
     let out = &session.out;
     let daemon = session.open(&ImageAccess::daemon()).await?;
-    let request = EventsRequest { from: args.since, watch: args.watch };
+    let (from, oldest) = match args.since {
+        None => (0, None),
+        Some(EventsSince::Number(number)) => (number, None),
+        Some(EventsSince::Ago(time)) => (0, Timestamp::now().checked_sub(time).ok()),
+    };
+    let request = EventsRequest { from, watch: args.watch };
     let mut stream = daemon.wait(async |mut calls| calls.events(request).await).await?;
     let mut page = EventPrinter {
         format: args.output,
         watched: args.watch,
         width: OBJECT.0,
+        oldest,
         buffered: Vec::new(),
         first: true,
     };
@@ -65,7 +71,9 @@ async fn follow(
         match next.map(|next| next.item) {
             Some(Some(Item::Event(event))) => page.add(event, out),
             // A start from the beginning misses nothing.
-            Some(Some(Item::Missed(count))) if args.since > 0 || !page.is_empty() => {
+            Some(Some(Item::Missed(count)))
+                if matches!(args.since, Some(EventsSince::Number(1..))) || !page.is_empty() =>
+            {
                 out.warning(format_args!("{count} events are no longer available"));
             }
             Some(_) => {}
@@ -99,6 +107,8 @@ struct EventPrinter {
     watched: bool,
     /// Of the column of objects.
     width: usize,
+    /// Earlier events are left out.
+    oldest: Option<Timestamp>,
     buffered: Vec<Event>,
     first: bool,
 }
@@ -109,6 +119,10 @@ impl EventPrinter {
     }
 
     fn add(&mut self, event: Event, out: &Printer) {
+        let is_older = |oldest: Timestamp| event.time.parse::<Timestamp>().is_ok_and(|time| time < oldest);
+        if self.oldest.is_some_and(is_older) {
+            return;
+        }
         let width = object(&event).chars().count() + GAP;
         self.width = self.width.max(width.min(OBJECT.1));
         if self.watched || self.format.data().is_some() {
@@ -198,6 +212,7 @@ mod tests {
         let paper = Paper::default();
         let out = Printer::to(Box::new(paper.clone()), Box::new(std::io::sink()));
         let mut page = EventPrinter {
+            oldest: None,
             format: PrintFormat::Table,
             watched,
             width: OBJECT.0,
@@ -211,6 +226,31 @@ mod tests {
         }
         page.flush(&out);
         paper.text().lines().skip(1).map(|line| line.find("Pulling").unwrap()).collect()
+    }
+
+    #[test]
+    fn older_events_are_left_out_and_the_start_is_a_time_or_a_number() {
+        let paper = Paper::default();
+        let out = Printer::to(Box::new(paper.clone()), Box::new(std::io::sink()));
+        let mut page = EventPrinter {
+            oldest: "2026-01-01T00:00:00Z".parse().ok(),
+            format: PrintFormat::Json,
+            watched: false,
+            width: OBJECT.0,
+            buffered: Vec::new(),
+            first: true,
+        };
+        for time in ["2025-12-31T23:59:59.9Z", "2026-01-01T00:00:00Z", "2026-01-01T02:00:00Z"] {
+            page.add(Event { time: time.into(), ..Event::default() }, &out);
+        }
+        assert!(
+            !paper.text().contains("2025") && paper.text().matches("2026").count() == 2,
+            "{}",
+            paper.text()
+        );
+        assert_eq!(EventsSince::parse("10m"), Ok(EventsSince::Ago(Duration::from_secs(600))));
+        assert_eq!(EventsSince::parse("10"), Ok(EventsSince::Number(10)));
+        assert!(EventsSince::parse("yesterday").is_err());
     }
 
     #[test]

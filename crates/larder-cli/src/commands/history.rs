@@ -27,7 +27,7 @@ pub(super) async fn run(args: &HistoryArgs, session: &CommandSession) -> Result<
     let (names, outcome) = names_and_ids(std::slice::from_ref(image), &session.out);
     let [name] = names[..] else { return Ok(outcome) };
     let client = session.open(&ImageAccess::read()).await?;
-    let request = InspectRequest { image: name.to_owned() };
+    let request = InspectRequest { image: name.to_owned(), exact: false };
     let details = client.ask(async |mut calls| calls.inspect(request).await).await?;
     let steps = build_steps(&details.info).ok_or_else(|| {
         Failure::failed(format!("{name}: the backend does not report the history of images"))

@@ -11,9 +11,9 @@ use larder_api::v1::{Image, ImagesResponse, InspectRequest, InspectResponse};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::args::InspectArgs;
+use crate::args::{ExistsArgs, InspectArgs};
 use crate::exit::CommandOutcome;
-use crate::failure::{ExitReport as _, Failure};
+use crate::failure::{ErrorKind, ExitReport as _, Failure};
 use crate::output::{self, size};
 use crate::printer::Printer;
 use crate::session::{CommandSession, ImageAccess};
@@ -35,7 +35,7 @@ pub(super) async fn run(args: &InspectArgs, session: &CommandSession) -> Result<
     let listed = if args.layers { Some(client.detailed_images(Vec::new()).await?) } else { None };
     let mut found = Vec::new();
     for name in names {
-        let request = InspectRequest { image: name.to_owned() };
+        let request = InspectRequest { image: name.to_owned(), exact: false };
         match client.ask(async |mut calls| calls.inspect(request).await).await {
             Ok(details) => found.push(InspectRecord::new(details, listed.as_ref())),
             Err(failure) if failure.outcome() == CommandOutcome::Unreachable => return Err(failure),
@@ -51,6 +51,21 @@ pub(super) async fn run(args: &InspectArgs, session: &CommandSession) -> Result<
         format => output::data(out, format.unwrap_or_default(), &found),
     }
     Ok(outcome)
+}
+
+/// `larder image exists`: the outcome says whether the image is present.
+pub(super) async fn exists(args: &ExistsArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
+    let (names, outcome) = names_and_ids(std::slice::from_ref(&args.image), &session.out);
+    let [name] = names[..] else { return Ok(outcome) };
+    let Some(client) = session.open_to_list(&ImageAccess::read()).await? else {
+        return Ok(CommandOutcome::Failed);
+    };
+    let request = InspectRequest { image: name.to_owned(), exact: true };
+    match client.ask(async |mut calls| calls.inspect(request).await).await {
+        Ok(_) => Ok(CommandOutcome::Done),
+        Err(failure) if failure.kind() == ErrorKind::NotFound => Ok(CommandOutcome::Failed),
+        Err(failure) => Err(failure),
+    }
 }
 
 /// The arguments that may name an image, and whether all of them do.

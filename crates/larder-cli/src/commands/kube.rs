@@ -27,7 +27,7 @@ pub(super) async fn check(
     } else {
         let mut table = TextTable::new(["", "PART", "FOUND"]);
         for check in &checks {
-            let state = if check.ok { "ok" } else { "not" };
+            let state = if check.ok { "ok" } else { "failed" };
             table.row([state.to_owned(), check.name.to_owned(), check.found.clone()]);
         }
         out.table(&table);

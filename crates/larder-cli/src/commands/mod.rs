@@ -150,6 +150,7 @@ async fn dispatch(
         Command::Pull(args) => pull::run(args, session, interrupt.clone()).await,
         Command::Images(args) => images::run(args, session).await,
         Command::Inspect(args) => inspect::run(args, session).await,
+        Command::Exists(args) => inspect::exists(args, session).await,
         Command::Rm(args) => rm::run(args, session).await,
         Command::Tag(args) => tag::run(args, session).await,
         Command::Df(args) => df::run(args, session).await,

@@ -1,5 +1,8 @@
 //! `larder mount`, `larder mounts`, `larder umount`: root filesystems out of larder's own store.
 
+use std::fs::Permissions;
+use std::io;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use larder::hint::Hint;
@@ -13,25 +16,48 @@ use crate::args::{MountArgs, MountsArgs, UmountArgs};
 use crate::exit::CommandOutcome;
 use crate::failure::{ExitReport as _, Failure};
 use crate::output::table::TextTable;
-use crate::output::{self, size};
+use crate::output::{self, PrintFormat, size};
 use crate::session::{CommandSession, ImageAccess};
 
 pub(super) async fn mount(args: &MountArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
-    export::check_order("mount", &args.image, Some(&args.dir))?;
-    let target = text(&absolute(&args.dir)?)?;
+    let Some(image) = &args.image else {
+        return list(&MountsArgs { output: PrintFormat::default() }, session).await;
+    };
+    export::check_order("mount", image, args.dir.as_deref())?;
+    let target = args.dir.as_deref().map(absolute).transpose()?;
     let client = session.open(&ImageAccess::write().of_store()).await?;
+    let chosen = target.is_none().then(new_directory).transpose()?;
     let request = MountRequest {
-        image: args.image.clone().into(),
-        target,
+        image: image.clone().into(),
+        target: text(target.as_deref().or(chosen.as_deref()).unwrap_or(Path::new("")))?,
         writable: args.writable,
         suid: args.honored.suid,
         dev: args.honored.dev,
     };
-    let answer = client.wait(async |mut calls| calls.mount(request).await).await?;
-    let mount = answer.mount.unwrap_or_default();
+    let answer = client.wait(async |mut calls| calls.mount(request).await).await;
+    if let (Err(_), Some(dir)) = (&answer, &chosen) {
+        let _ = fs_err::remove_dir(dir); // it is empty, or mounted after all
+    }
+    let mount = answer?.mount.unwrap_or_default();
     check_seen(&mount, &client).await?;
     session.out.line(&mount.target);
     Ok(CommandOutcome::Done)
+}
+
+/// Parent of the directories that larder chooses for mounts.
+const MOUNTS: &str = "/run/larder/mounts";
+
+/// A new directory to mount at.
+fn new_directory() -> Result<PathBuf, Failure> {
+    let failed = |error: io::Error| {
+        Failure::failed(error.to_string())
+            .hint(Hint::from("name a directory: ").command(["mount", "IMAGE", "DIR"]))
+    };
+    fs_err::create_dir_all(MOUNTS).map_err(failed)?;
+    // Others may reach the files of an image, but not change which directory is mounted at.
+    let mode = Permissions::from_mode(0o755);
+    let dir = tempfile::Builder::new().prefix("").permissions(mode).tempdir_in(MOUNTS).map_err(failed)?;
+    Ok(dir.keep())
 }
 
 /// Fails if the caller cannot see a mount of another process, which is then of no use to it. Where that cannot be
@@ -71,7 +97,13 @@ pub(super) async fn umount(args: &UmountArgs, session: &CommandSession) -> Resul
         };
         let request = UnmountRequest { target, force: args.force };
         match client.wait(async |mut calls| calls.unmount(request).await).await {
-            Ok(answer) => out.line(answer.mount.unwrap_or_default().target),
+            Ok(answer) => {
+                let target = answer.mount.unwrap_or_default().target;
+                if Path::new(&target).parent() == Some(Path::new(MOUNTS)) {
+                    let _ = fs_err::remove_dir(&target); // another mount may be there
+                }
+                out.line(target);
+            }
             Err(failure) if failure.outcome() == CommandOutcome::Unreachable => return Err(failure),
             Err(failure) => outcome = outcome.max(failure.print(out)),
         }

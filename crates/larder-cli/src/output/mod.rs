@@ -30,6 +30,34 @@ pub(crate) enum PrintFormat {
     Yaml,
 }
 
+/// Output format of a list of what has names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub(crate) enum ListFormat {
+    /// Table.
+    #[default]
+    Table,
+    /// Table with more columns.
+    Wide,
+    /// Names, one a line.
+    Name,
+    /// JSON with stable fields, see docs/output.md.
+    Json,
+    /// YAML, with the data of `json`.
+    Yaml,
+}
+
+impl ListFormat {
+    /// The format of what is printed unless it is names.
+    pub(crate) fn print_format(self) -> PrintFormat {
+        match self {
+            ListFormat::Table | ListFormat::Name => PrintFormat::Table,
+            ListFormat::Wide => PrintFormat::Wide,
+            ListFormat::Json => PrintFormat::Json,
+            ListFormat::Yaml => PrintFormat::Yaml,
+        }
+    }
+}
+
 /// Output format of commands without a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub(crate) enum DataFormat {

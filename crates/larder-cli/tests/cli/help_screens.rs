@@ -91,12 +91,13 @@ fn habits_are_answered_with_larders_way() {
         (&["pull", "--platform", "linux/arm64", "app:1"], "hint: larder pulls images for the platform"),
         (&["diff", "app:1"], "hint: use larder inspect --layers IMAGE"),
         (&["cp", "app:1", "x"], "hint: use larder export IMAGE DIR"),
-        (&["image", "exists", "app:1"], "hint: use larder inspect IMAGE: its exit code is 1"),
+        (&["exists", "app:1"], "hint: use larder image exists IMAGE: its exit code is 1"),
+        (&["umount", "-l", "/mnt"], "hint: larder umount DIR; a mount that is busy"),
         (&["manifest", "inspect", "app:1"], "hint: use larder inspect IMAGE; skopeo"),
         (&["import", "app.tar"], "hint: larder imports images, not file trees"),
         (&["history", "-q", "app:1"], "hint: use -o json"),
         (&["rm", "--no-prune", "app:1"], "hint: larder removes the layers that no other image has"),
-        (&["image", "mount", "app:1"], "hint: larder mounts at an existing directory that you name"),
+        (&["logs"], "hint: the daemon's events: larder events"),
         (&["rm", "--dry-run", "app:1"], "hint: use larder explain IMAGE, which shows what"),
         (&["rm", "-a"], "hint: use larder gc --all-unused"),
         (&["images", "--format", "{{.Repository}}"], "hint: Go templates are not supported; use -o json"),
@@ -107,6 +108,10 @@ fn habits_are_answered_with_larders_way() {
         assert_eq!(run.stdout, "");
     }
     world.larder(&["images", "--no-trunc", "-a"]).expect(0);
+    let number = world.larder(&["gc", "--image-gc-high-threshold", "x"]).expect(2);
+    assert!(number.stderr.contains("not a whole number"), "{number:?}");
+    let missing = world.larder(&["mount", "a", "b", "--daemon"]).expect(2);
+    assert!(missing.stderr.contains("SOCKET"), "{missing:?}");
     let typing_error = world.larder(&["imagse"]).expect(2);
     assert!(typing_error.stderr.contains("similar subcommand"), "{}", typing_error.stderr);
 }

@@ -86,7 +86,7 @@ fn containerd_is_set_up_checked_and_set_back() {
         checked.stdout
     );
     let not = ["configuration", "proxy plugin", "snapshots", "CRI"];
-    assert_eq!(parts(&checked, "not"), not, "{}", checked.stdout);
+    assert_eq!(parts(&checked, "failed"), not, "{}", checked.stdout);
     let next = format!("containerd configure --apply --config {}", fixture.config.display());
     assert!(checked.stderr.contains(&next), "{}", checked.stderr);
 
@@ -99,7 +99,7 @@ fn containerd_is_set_up_checked_and_set_back() {
     assert!(again.code == 0 && again.stderr.contains("no change is needed"), "{}", again.stderr);
     let checked = fixture.configure(&["--check"]);
     assert_eq!(
-        parts(&checked, "not"),
+        parts(&checked, "failed"),
         ["proxy plugin", "snapshots", "CRI"],
         "not restarted: {}",
         checked.stdout

@@ -7,7 +7,7 @@ use larder_testkit_peers::{ImageBuilder, LayerFiles, RegistryOptions};
 
 use crate::leases::on_a_terminal;
 use crate::store::may_mount;
-use crate::world::RuntimeFixture;
+use crate::world::{LarderProcess, RuntimeFixture, larder_in};
 
 #[test]
 fn groups_and_aliases_do_what_the_command_does() {
@@ -205,6 +205,41 @@ fn archives_are_loaded_from_a_flag_and_from_a_pipe() {
         run.expect(0);
         assert_eq!(listed().trim(), id, "{load:?}");
         world.larder(&["rm", "-f", &id]).expect(0);
+    }
+}
+
+#[test]
+fn scripts_ask_for_an_image_its_names_and_a_place_to_mount_it() {
+    let Some(world) = RuntimeFixture::with_store(RegistryOptions::default()) else { return };
+    ImageBuilder::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
+    let web = world.registry.image("shop/web:1");
+    let root = world.path("named-by-variable");
+    let larder = |arguments: &[&str]| {
+        let mut command = larder_in(Path::new(&world.path("")));
+        command.env("LARDER_ROOT", &root).env("LARDER_BACKEND", "cri").args(arguments);
+        LarderProcess::start(command).finish()
+    };
+    larder(&["pull", "-q", &web]).expect(0);
+    assert!(Path::new(&root).join("layers").is_dir());
+    for (image, code) in [(&*web, 0), ("web", 1), ("shop/web:1", 1), ("no/such:1", 1), ("Not A Name", 2)] {
+        let exists = larder(&["image", "exists", image]).expect(code);
+        assert!(exists.stdout.is_empty() && exists.stderr.is_empty() == (code < 2), "{exists:?}");
+    }
+    assert_eq!(larder(&["images", "-o", "name"]).expect(0).stdout, format!("{web}\n"));
+    assert_eq!(larder(&["image", "ls", "--format", "name"]).expect(0).stdout, format!("{web}\n"));
+    let elsewhere = larder(&["--backend", "unix:///nowhere.sock", "images"]).expect(3);
+    assert!(
+        elsewhere.stderr.contains("/nowhere.sock"),
+        "a flag counts more than the variable: {elsewhere:?}"
+    );
+    if may_mount() {
+        let dir = larder(&["mount", &web]).expect(0).stdout.trim().to_owned();
+        assert!(fs_err::read_dir(&dir).unwrap().count() > 0, "{dir}");
+        assert_eq!(larder(&["mount"]).expect(0).lines_with(&[&dir, &web]), 1);
+        larder(&["umount", &dir]).expect(0);
+        assert!(!Path::new(&dir).exists(), "it was larder's");
+        let failed = larder(&["mount", "no/such:1"]).expect(1);
+        assert!(failed.stderr.contains("no/such:1"), "{failed:?}");
     }
 }
 

@@ -40,9 +40,9 @@ fn a_check_names_what_is_missing_and_fails_until_nothing_is() {
     let head = "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\n";
     let settings = world.file("cluster.yaml", &format!("{head}kubernetes: {cluster}\n"));
     let run = world.larder(&["kube", "check", "--config", &settings]).expect(1);
-    assert_eq!(run.lines_with(&["not", "node n1 does not exist"]), 1, "{run:?}");
-    assert_eq!(run.lines_with(&["not", "custom resources", "not installed"]), 1, "{run:?}");
-    assert_eq!(run.lines_with(&["not", "lease", "namespace larder-system does not exist"]), 1, "{run:?}");
+    assert_eq!(run.lines_with(&["failed", "node n1 does not exist"]), 1, "{run:?}");
+    assert_eq!(run.lines_with(&["failed", "custom resources", "not installed"]), 1, "{run:?}");
+    assert_eq!(run.lines_with(&["failed", "lease", "namespace larder-system does not exist"]), 1, "{run:?}");
     assert_eq!(run.lines_with(&["kubectl apply -k"]), 2, "{run:?}");
     assert_eq!(run.lines_with(&["ok", "API server", "v1.36.2"]), 1, "{run:?}");
     create_cluster(&api);
@@ -63,5 +63,5 @@ fn a_check_names_what_is_missing_and_fails_until_nothing_is() {
     );
     let settings = world.file("none.yaml", &format!("{head}kubernetes: {{ enabled: false }}\n"));
     let run = world.larder_with(&settings, &["kube", "check"]).expect(1);
-    assert_eq!(run.lines_with(&["not", "settings", "kubernetes.enabled: false"]), 1, "{run:?}");
+    assert_eq!(run.lines_with(&["failed", "settings", "kubernetes.enabled: false"]), 1, "{run:?}");
 }

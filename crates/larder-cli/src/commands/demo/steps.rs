@@ -121,7 +121,7 @@ fn walked(stage: &DemoRunner) -> Result<u64, Failure> {
 
 async fn disk_use(stage: &mut DemoRunner) -> Result<(), Failure> {
     stage.step("Show the disk usage");
-    stage.run("larder df", CommandOutcome::Done).await?;
+    stage.run("larder df -v", CommandOutcome::Done).await?;
     let StoreUsage { images, disk, .. } = stage.usage().await?;
     let disk = disk.unwrap_or_default();
     let (said, walked) = (disk.total.unwrap_or_default().size_bytes, walked(stage)?);

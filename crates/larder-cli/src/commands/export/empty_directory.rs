@@ -16,17 +16,17 @@ impl EmptyDirectory {
     /// Opens or creates it.
     pub(crate) fn open(dir: &Path) -> Result<EmptyDirectory, Failure> {
         let shown = dir.display();
-        let failed = |error: io::Error| Failure::failed(error.to_string());
-        let created = match fs_err::create_dir(dir) {
+        let failed = |error: io::Error| Failure::failed(format!("{shown}: {error}"));
+        let created = match std::fs::create_dir(dir) {
             Ok(()) => true,
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
             Err(error) => return Err(failed(error)),
         };
-        let path = fs_err::canonicalize(dir).map_err(failed)?;
+        let path = std::fs::canonicalize(dir).map_err(failed)?;
         if !path.is_dir() {
             return Err(Failure::bad_input(format!("{shown}: is not a directory")));
         }
-        if fs_err::read_dir(&path).map_err(failed)?.next().is_some() {
+        if std::fs::read_dir(&path).map_err(failed)?.next().is_some() {
             return Err(Failure::bad_input(format!("{shown}: directory is not empty"))
                 .hint("name an empty or a new directory; files are never merged"));
         }

@@ -22,7 +22,7 @@ use crate::args::{ImageFilter, ImagesArgs};
 use crate::exit::CommandOutcome;
 use crate::failure::{ErrorKind, Failure};
 use crate::output::table::TextTable;
-use crate::output::{self, size};
+use crate::output::{self, ListFormat, size};
 use crate::printer::Printer;
 use crate::session::{CommandSession, ImageAccess};
 
@@ -95,8 +95,10 @@ fn show(args: &ImagesArgs, images: &[ImageTableRow], out: &Printer) {
         for row in images.iter().filter(|row| known.insert(&row.id)) {
             out.line(&row.id);
         }
+    } else if args.output == ListFormat::Name {
+        images.iter().for_each(|row| out.line(row.name()));
     } else {
-        output::show(out, args.output, &images, || table(images, args, Timestamp::now()));
+        output::show(out, args.output.print_format(), &images, || table(images, args, Timestamp::now()));
     }
 }
 
@@ -226,7 +228,7 @@ impl ImageTableRow {
 }
 
 fn table(images: &[ImageTableRow], args: &ImagesArgs, now: Timestamp) -> TextTable {
-    let wide = args.output.is_wide();
+    let wide = args.output.print_format().is_wide();
     let digests = args.digests || wide;
     let mut heads = vec!["IMAGE", "TAG"];
     heads.extend(digests.then_some("DIGEST"));
