@@ -277,13 +277,20 @@ impl CommandSession {
         };
         let names_images =
             self.flags_name_images() || settings.as_ref().is_ok_and(LocalSettings::name_images);
+        let default = DefaultPaths::current().socket;
+        let socket = match &settings {
+            // The file may have been changed since the daemon was started.
+            Ok(settings) if access.daemon == DaemonUse::Required && !self.flags_name_images() => {
+                Some(settings.config.listen.socket.clone())
+            }
+            _ => default.filter(|_| !names_images),
+        };
         if choice == DaemonChoice::Any
             && access.scope == ImageScope::Backend
-            && !names_images
-            && let Some(default) = DefaultPaths::current().socket
-            && is_listening(&default)?
+            && let Some(socket) = socket
+            && is_listening(&socket)?
         {
-            return Ok(ImageServer::Daemon(default));
+            return Ok(ImageServer::Daemon(socket));
         }
         if access.daemon == DaemonUse::Required {
             return Err(self.no_daemon(command, settings.err()).await.into());

@@ -384,6 +384,7 @@ impl Control for ControlApi {
         Ok(Response::new(api::ReloadResponse {
             applied: keys(reloaded.applied),
             needs_restart: keys(reloaded.needs_restart),
+            held: keys(reloaded.held),
         }))
     }
 

@@ -546,23 +546,25 @@ async fn a_lease_on_an_image_of_a_runtime_outlives_the_process() {
 }
 
 #[tokio::test]
-async fn settings_that_require_a_restart_are_reported_until_they_are_reverted() {
+async fn settings_wait_for_the_restart_that_one_of_them_requires() {
     let served = TestDaemon::new();
     let reload = |settings: &str| {
         let text = format!("apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\n{settings}\n");
         fs_err::write(served.dir.path().join("config.yaml"), text).unwrap();
         let reloaded = served.node.reload().unwrap();
-        (reloaded.applied, reloaded.needs_restart)
+        (reloaded.applied, reloaded.needs_restart, reloaded.held)
     };
     let events = || served.node.observability.journal().snapshot().len();
-    assert_eq!(reload("listen: {mode: '0600'}"), (vec![], vec!["listen.mode"]));
-    assert_eq!(events(), 0, "nothing is in force");
-    assert_eq!(
-        reload("listen: {mode: '0600'}\nregistryBurst: 3"),
-        (vec!["registryBurst"], vec!["listen.mode"])
-    );
-    assert_eq!(events(), 1);
+    let high = || served.node.collection.unchecked_collector().policy().high_threshold_percent;
+    let before = high();
+    assert_eq!(reload("listen: {mode: '0600'}"), (vec![], vec!["listen.mode"], vec![]));
+    let both = "listen: {mode: '0600'}\nimageGCHighThresholdPercent: 99";
+    let threshold = "imageGCHighThresholdPercent";
+    assert_eq!(reload(both), (vec![], vec!["listen.mode"], vec![threshold]));
+    assert_eq!((events(), high()), (0, before), "nothing is in force");
     let status = served.client().status(api::StatusRequest::default()).await.unwrap().into_inner();
     assert_eq!(status.needs_restart, ["listen.mode"]);
-    assert_eq!(reload(""), (vec!["registryBurst"], vec![]));
+    assert_eq!(reload("imageGCHighThresholdPercent: 99"), (vec![threshold], vec![], vec![]));
+    assert_eq!((events(), high()), (1, 99));
+    assert_eq!(reload(""), (vec![threshold], vec![], vec![]));
 }

@@ -1,6 +1,7 @@
 //! Takes over settings that changed while the daemon runs: at SIGHUP, when the file changes, and when asked.
 //!
-//! Promise: settings that are wrong change nothing; the old ones stay, and the status says why.
+//! Promise: settings that are wrong change nothing; the old ones stay, and the status says why. If one change needs a restart,
+//! all wait for it: thresholds for the disk of another root must not collect in this one.
 
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -27,6 +28,8 @@ pub(crate) struct ReloadReport {
     pub(crate) applied: Vec<&'static str>,
     /// Keys that changed and keep their old value until the daemon is started again.
     pub(crate) needs_restart: Vec<&'static str>,
+    /// Keys that wait for those, and could be in force alone.
+    pub(crate) held: Vec<&'static str>,
 }
 
 /// Why a reload changed nothing.
@@ -69,13 +72,16 @@ impl Node {
             Ok(reloaded) if *reloaded == ReloadReport::default() => {
                 tracing::info!("reloaded: no changes");
             }
-            Ok(ReloadReport { applied, needs_restart }) => {
+            Ok(ReloadReport { applied, needs_restart, held }) => {
                 if !applied.is_empty() {
                     let changed = format!("Changed: {}", applied.join(", "));
                     self.observability.record(EventType::Normal, EventReason::Reloaded, changed);
                 }
                 if !needs_restart.is_empty() {
                     tracing::warn!("these changes need a restart: {}", needs_restart.join(", "));
+                    if !held.is_empty() {
+                        tracing::warn!("these changes wait for that restart: {}", held.join(", "));
+                    }
                 }
             }
             Err(error) => self.observability.record(
@@ -94,13 +100,20 @@ impl Node {
             tracing::warn!("{warning}");
         }
         let kept = KeepRuleFile::at(&self.state).read().map_err(ReloadError::KeepRules)?;
-        let ConfigDiff { reloadable, .. } = config::diff(&old, &new);
+        let ConfigDiff { reloadable, needs_restart } = config::diff(&old, &new);
+        let (reloadable, needs_restart) = (keys(reloadable), keys(needs_restart));
+        config::last_good::save(&self.settings.sources, &files);
+        self.settings.note_pending(needs_restart.clone());
+        // What is in force after a degraded start is not what anyone wants now: as much as possible is mended.
+        if !needs_restart.is_empty() && old.degraded.is_none() {
+            self.collection.set_policy(old.policy(kept));
+            return Ok(ReloadReport { applied: Vec::new(), needs_restart, held: reloadable });
+        }
         self.pulls.apply(&old, &new);
         self.collection.set_policy(new.policy(kept));
-        config::last_good::save(&self.settings.sources, &files);
         log::change(new.log.level.max(self.settings.log_level()), log::LogLineFormat::of(new.log.format));
         self.settings.replace(new);
-        Ok(ReloadReport { applied: keys(reloadable), needs_restart: self.settings.pending() })
+        Ok(ReloadReport { applied: reloadable, needs_restart, held: Vec::new() })
     }
 
     /// Reports that the daemon started with the last good settings.

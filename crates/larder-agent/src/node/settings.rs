@@ -15,8 +15,8 @@ use crate::error::Error;
 pub(crate) struct NodeSettings {
     pub(crate) sources: SettingsSources,
     now: watch::Sender<Arc<Config>>,
-    /// The settings that the daemon was started with: some stay in force whatever is reloaded.
-    started: Config,
+    /// Keys of the changes that wait for a restart.
+    pending: Mutex<Vec<&'static str>>,
     /// The minimum log level, as set by `-v`.
     log_level: Level,
     /// Held while settings or rules change.
@@ -32,7 +32,7 @@ impl NodeSettings {
     pub(crate) fn new(sources: SettingsSources, config: Config, log_level: Level) -> NodeSettings {
         NodeSettings {
             sources,
-            started: config.clone(),
+            pending: Mutex::default(),
             log_level,
             changing: Mutex::default(),
             last_error: Mutex::new(config.degraded.clone()),
@@ -46,9 +46,14 @@ impl NodeSettings {
         self.changing.lock()
     }
 
-    /// Keys whose value needs a restart to be in force.
+    /// Keys whose value waits for a restart.
     pub(crate) fn pending(&self) -> Vec<&'static str> {
-        keys(config::diff(&self.started, &self.now()).needs_restart)
+        self.pending.lock().clone()
+    }
+
+    /// Notes the keys whose value waits for a restart.
+    pub(super) fn note_pending(&self, keys: Vec<&'static str>) {
+        *self.pending.lock() = keys;
     }
 
     /// The settings in force.

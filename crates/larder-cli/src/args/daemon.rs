@@ -82,14 +82,14 @@ impl EventsSince {
 
 /// Reload the daemon's settings, as SIGHUP does.
 ///
-/// Names the settings that require a restart. Invalid settings change nothing.
+/// All changes take effect, or none: if one requires a restart, the others wait for it. Invalid settings change nothing.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder reload
   larder config --check && larder reload
   larder --root /var/lib/larder reload
 
-Exit code: 0 all changes in effect, 1 some changes require a restart, 2 invalid settings, 3 no daemon.")]
+Exit code: 0 all changes in effect, 1 none, as some require a restart, 2 invalid settings, 3 no daemon.")]
 pub(crate) struct ReloadArgs {}
 
 /// Exclude an image from GC for a limited time, or list the leases. larder rm still removes it.

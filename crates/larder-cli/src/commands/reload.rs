@@ -16,6 +16,9 @@ pub(super) async fn run(session: &CommandSession) -> Result<CommandOutcome, Fail
     for key in &reloaded.needs_restart {
         out.line(format_args!("{key}: requires a restart"));
     }
+    for key in &reloaded.held {
+        out.line(format_args!("{key}: waits for that restart"));
+    }
     if reloaded.applied.is_empty() && reloaded.needs_restart.is_empty() {
         out.line("no changes");
     }

@@ -114,7 +114,7 @@ impl ImageAccess {
 
     /// To ask or change a daemon.
     pub(crate) fn daemon() -> ImageAccess {
-        ImageAccess { daemon: DaemonUse::Required, ..ImageAccess::read() }
+        ImageAccess { daemon: DaemonUse::Required, settings: &["root", "backend"], ..ImageAccess::read() }
     }
 
     /// Restricts it to larder's own store.

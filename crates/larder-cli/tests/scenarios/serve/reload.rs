@@ -5,7 +5,7 @@ use larder_testkit_peers::{ImageBuilder, RegistryOptions};
 use rustix::process::Signal;
 
 use crate::served::CriDaemon;
-use crate::world::{RuntimeFixture, pod};
+use crate::world::{LarderProcess, RuntimeFixture, larder_in, pod};
 
 const HEAD: &str = "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\n";
 
@@ -43,14 +43,43 @@ fn invalid_settings_change_nothing_and_are_reported_until_they_are_fixed() {
     assert_eq!(refused.stderr.matches("error: ").count(), 2, "{refused:?}");
 
     // No reload request: the changed file is enough.
-    world.file(
-        "config.yaml",
-        &format!("{good}log: {{level: debug}}\nroot: /nowhere\nstaticPodPath: {pods}\n"),
-    );
+    world.file("config.yaml", &format!("{good}log: {{level: debug}}\nstaticPodPath: {pods}\n"));
     daemon.wait_for_log("reason=Reloaded", 1);
     daemon.wait_for_log("Changed: ", 1);
     assert!(!status(&world, &daemon).to_string().contains("staticPodPth"), "the error is gone");
     daemon.stop().expect(0);
+}
+
+#[test]
+fn a_daemon_is_found_after_its_root_was_changed_in_the_file() {
+    let home = tempfile::tempdir().unwrap();
+    let path = |name: &str| home.path().join(name).display().to_string();
+    let config = path("config.yaml");
+    let write = |root: &str, threshold: u32| {
+        let (root, socket) = (path(root), path("larder.sock"));
+        let text = format!(
+            "{HEAD}root: {root}\nlisten: {{socket: {socket}}}\nmetrics: {{address: ''}}\n\
+             imageGCHighThresholdPercent: {threshold}\n"
+        );
+        fs_err::write(&config, text).unwrap();
+    };
+    let larder = |arguments: &[&str]| {
+        let mut command = larder_in(home.path());
+        command.env("LARDER_CONFIG", &config).args(arguments);
+        LarderProcess::start(command)
+    };
+    write("one", 90);
+    let mut daemon = larder(&["serve"]);
+    daemon.wait_for_output("larder serves");
+    write("two", 85);
+    let reloaded = larder(&["reload"]).finish().expect(1);
+    assert!(reloaded.stdout.contains("root: requires a restart"), "{reloaded:?}");
+    assert!(reloaded.stdout.contains("imageGCHighThresholdPercent: waits for that restart"), "{reloaded:?}");
+    let status = larder(&["status"]).finish().expect(0);
+    assert!(status.stdout.contains(&path("one")), "it serves the old store: {status:?}");
+    assert!(status.stderr.contains("root"), "and the settings name another: {status:?}");
+    daemon.interrupt();
+    daemon.finish();
 }
 
 #[test]
