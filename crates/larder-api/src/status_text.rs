@@ -1,8 +1,18 @@
-//! Parts of a status as a sentence.
+//! Parts of a status as a sentence, and what all lists of events show.
 
 use std::fmt;
 
-use crate::v1::{ContainerdStatus, KubernetesConnection, KubernetesStatus};
+use crate::v1::{ContainerdStatus, Event, KubernetesConnection, KubernetesStatus};
+
+impl Event {
+    /// The object that it is about, as a list of events names it.
+    pub fn object(&self) -> String {
+        match self.name.as_str() {
+            "" => self.uid.clone(),
+            name => format!("{}/{name}", self.object_kind),
+        }
+    }
+}
 
 /// How a containerd runs containers from the store.
 impl fmt::Display for ContainerdStatus {

@@ -61,6 +61,8 @@ pub enum EventReason {
     Loaded,
     /// A client removed an image.
     Removed,
+    /// A round of garbage collection that a client requested has removed images.
+    Collected,
     /// A client removed names of an image that has others.
     Untagged,
     /// All images that a pod requested are pulled.
@@ -111,6 +113,7 @@ impl fmt::Display for EventReason {
             EventReason::BackendUp => "BackendUp",
             EventReason::Loaded => "Loaded",
             EventReason::Removed => "Removed",
+            EventReason::Collected => "Collected",
             EventReason::Untagged => "Untagged",
             EventReason::ImagesPulled => "ImagesPulled",
             EventReason::RemovalFailed => "RemovalFailed",

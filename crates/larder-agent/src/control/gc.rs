@@ -1,6 +1,6 @@
 //! One round of garbage collection, or what it would do.
 
-use larder::gc::{Collector, GcError, GcGoal, GcPolicy, usage_by_class};
+use larder::gc::{Collector, GcError, GcGoal, GcPolicy, GcRoundResult, usage_by_class};
 use larder::go_format;
 use larder::hint::Hint;
 use larder::image_service::FilesystemError;
@@ -39,18 +39,24 @@ pub(super) async fn dry_run(
     }
 }
 
-/// One GC round; its report includes incomplete removals.
-pub(super) async fn run_round(collector: &Collector, policy: &GcPolicy, goal: GcGoal) -> Collection {
-    let round = collector.round(goal, policy).await;
-    let report = report::of_round(goal, &round, policy);
-    match round.error {
+/// The report on a GC round, with incomplete removals.
+pub(super) async fn report(
+    collector: &Collector,
+    policy: &GcPolicy,
+    goal: GcGoal,
+    round: &GcRoundResult,
+) -> Collection {
+    let report = report::of_round(goal, round, policy);
+    match &round.error {
         None => report,
         Some(GcError::Insufficient(_)) => Collection {
             usage_by_state: retained_usage(collector, policy).await,
             error: Some(insufficient(&report).into()),
             ..report
         },
-        Some(error) => Collection { error: Some(failure_of(collector, error).await.into()), ..report },
+        Some(error) => {
+            Collection { error: Some(failure_of(collector, error.clone()).await.into()), ..report }
+        }
     }
 }
 
@@ -137,6 +143,10 @@ mod tests {
     use larder_testkit::fake_backend::{FakeBackend, image};
 
     use super::*;
+
+    async fn run_round(collector: &Collector, policy: &GcPolicy, goal: GcGoal) -> Collection {
+        report(collector, policy, goal, &collector.round(goal, policy).await).await
+    }
     use crate::error::ErrorKind;
 
     struct FullDisk;

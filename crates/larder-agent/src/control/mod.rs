@@ -270,7 +270,10 @@ impl Control for ControlApi {
             let leased: Vec<_> = self.node().collection.leases(&images).await?.into_keys().collect();
             self.node().collection.end_leases(&leased, ended).await?;
         }
-        Ok(Response::new(gc::run_round(self.node().collection.collector()?, &policy, goal).await))
+        let collector = self.node().collection.collector()?;
+        let round = Arc::new(collector.round(goal, &policy).await);
+        self.node().collection.note_requested(Arc::clone(&round));
+        Ok(Response::new(gc::report(collector, &policy, goal, &round).await))
     }
 
     async fn explain(&self, request: Request<api::ExplainRequest>) -> ControlResult<api::Explanation> {

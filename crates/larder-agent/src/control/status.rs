@@ -3,10 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use larder::gc::filesystem_stats::used_percent;
-use larder::gc::{
-    GcPolicy, GcRoundResult, GcStatus, ImageCache, NodeImage, ReclaimableSpace, images_for_node_status,
-};
-use larder::go_format;
+use larder::gc::{GcPolicy, GcStatus, ImageCache, NodeImage, images_for_node_status};
 use larder::image_service::{FsStats, ImageStats};
 use larder_api::v1 as api;
 use larder_registry::RegistryLoad;
@@ -185,41 +182,7 @@ fn gc_status(collection: &Collection, now: Instant) -> api::GcStatus {
         rounds: status.rounds,
         running: status.running,
         ended: status.ended.map(convert::time),
-        result: status.last.as_ref().map(|round| did(round)),
+        result: status.last.as_ref().map(|round| round.to_string()),
         failures: status.failures,
-    }
-}
-
-/// Describes a round in a sentence, after its error if it has one.
-fn did(GcRoundResult { report, error }: &GcRoundResult) -> String {
-    let mut parts: Vec<String> = error.iter().map(ToString::to_string).collect();
-    let removed = report.removed().count();
-    if removed > 0 {
-        let freed: i64 = report.swept.iter().map(|swept| swept.freed).sum();
-        let images = if removed == 1 { "image" } else { "images" };
-        let freed = go_format::bytes(u64::try_from(freed).unwrap_or(0));
-        parts.push(format!("removed {removed} {images} and freed {freed}"));
-    }
-    if report.reclaimed != ReclaimableSpace::default() {
-        parts.push(format!("reclaimed {}", report.reclaimed));
-    }
-    if parts.is_empty() { "nothing to remove".to_owned() } else { parts.join("; ") }
-}
-
-#[cfg(test)]
-mod tests {
-    use larder::backend::BackendError;
-    use larder::gc::{DiskSpace, GcError, GcReport};
-
-    use super::*;
-
-    #[test]
-    fn a_failed_round_says_what_it_reclaimed() {
-        let mut round = GcRoundResult { report: GcReport::default(), error: None };
-        assert_eq!(did(&round), "nothing to remove");
-        round.report.reclaimed.downloads = DiskSpace { bytes: 150_000_000, inodes: 2 };
-        assert_eq!(did(&round), "reclaimed 150MB (downloads 150MB)");
-        round.error = Some(GcError::List(BackendError::Incomplete("no answer".into())));
-        assert_eq!(did(&round), "no answer; reclaimed 150MB (downloads 150MB)");
     }
 }

@@ -175,7 +175,16 @@ pub(super) fn removals(history: api::HistoryResponse, query: &Query) -> Removals
 pub(super) struct EventsDocument {
     /// The number that the next event will have.
     next_event: u64,
-    events: Vec<api::Event>,
+    events: Vec<EventRow>,
+}
+
+/// One event.
+#[derive(Serialize)]
+struct EventRow {
+    /// As `larder events` shows it.
+    object: String,
+    #[serde(flatten)]
+    event: api::Event,
 }
 
 /// The events of a stream that ends.
@@ -184,13 +193,16 @@ pub(super) async fn events(
     next_event: u64,
 ) -> EventsDocument {
     let event = |item: Result<api::EventsResponse, Status>| match item.ok()?.item? {
-        Item::Event(event) => Some(api::Event {
-            namespace: cut(event.namespace, TEXT),
-            name: cut(event.name, TEXT),
-            uid: cut(event.uid, TEXT),
-            field_path: cut(event.field_path, TEXT),
-            message: cut(event.message, TEXT),
-            ..event
+        Item::Event(event) => Some(EventRow {
+            object: cut(event.object(), TEXT),
+            event: api::Event {
+                namespace: cut(event.namespace, TEXT),
+                name: cut(event.name, TEXT),
+                uid: cut(event.uid, TEXT),
+                field_path: cut(event.field_path, TEXT),
+                message: cut(event.message, TEXT),
+                ..event
+            },
         }),
         Item::Missed(_) => None,
     };

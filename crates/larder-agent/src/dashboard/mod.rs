@@ -37,7 +37,7 @@ use crate::control::ControlApi;
 use crate::serve::responses::{page as response, text};
 use data::Query;
 use listing::ListingCache;
-use samples::{DiskHistory, DiskSample};
+use samples::{DiskDocument, DiskHistory, DiskSample};
 
 /// Where it is.
 const PREFIX: &str = "/dashboard";
@@ -157,7 +157,7 @@ impl Dashboard {
         let query = Query::of(uri.query().unwrap_or_default());
         let answer = match path {
             "/api/status" => self.status().await.map(|status| self.document(status)),
-            "/api/disk" => Ok(self.disk()),
+            "/api/disk" => Ok(self.disk().await),
             "/api/images" => self.images(&query).await,
             "/api/layers" => self.listing.read(&self.control).await.map(|listing| json(listing.layers())),
             "/api/explain" => self.explain(&query).await,
@@ -171,9 +171,10 @@ impl Dashboard {
         }
     }
 
-    fn disk(&self) -> String {
-        let history = self.history.lock();
-        json(&history.downsampled(samples::POINTS))
+    async fn disk(&self) -> String {
+        let usage = self.control.usage(request(api::UsageRequest {})).await;
+        let reclaimable_bytes = usage.ok().and_then(|usage| usage.into_inner().reclaimable_bytes);
+        json(&DiskDocument { reclaimable_bytes, ..self.history.lock().downsampled(samples::POINTS) })
     }
 
     async fn images(&self, query: &Query) -> Result<String, Status> {

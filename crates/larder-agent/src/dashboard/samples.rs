@@ -25,8 +25,11 @@ pub(super) struct DiskHistory(VecDeque<DiskSample>);
 
 /// Samples of a response.
 #[derive(Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub(super) struct DiskDocument {
-    samples: Vec<DiskSample>,
+    pub(super) samples: Vec<DiskSample>,
+    /// As `larder df` has it; unset while it cannot be determined.
+    pub(super) reclaimable_bytes: Option<u64>,
 }
 
 impl DiskHistory {
@@ -41,7 +44,7 @@ impl DiskHistory {
     /// At most `points` of them.
     pub(super) fn downsampled(&self, points: usize) -> DiskDocument {
         let samples: Vec<DiskSample> = self.0.iter().copied().collect();
-        DiskDocument { samples: downsample(&samples, points) }
+        DiskDocument { samples: downsample(&samples, points), reclaimable_bytes: None }
     }
 }
 

@@ -473,3 +473,33 @@ async fn every_surface_shows_the_same_reason_for_which_an_image_is_retained() {
         assert_eq!(total.unwrap().count, count, "{word} in df");
     }
 }
+
+#[tokio::test]
+async fn a_requested_round_is_the_last_one_and_an_event() {
+    let served = serve(|config| config.gc.minimum_age = Duration::ZERO).await;
+    served.backend.add_image("a:1", image("sha256:1", 100));
+    let mountpoint = served.dir.path().to_owned();
+    let disk = FilesystemUsage { mountpoint, timestamp_ns: 1, used_bytes: Some(700), inodes_used: Some(7) };
+    served.backend.set_filesystems(Filesystems { image: vec![disk], container: Vec::new() });
+    let usage = served.control.usage(Request::new(api::UsageRequest::default())).await.unwrap().into_inner();
+    assert!(usage.reclaimable_bytes.is_some());
+    assert_eq!(served.json("disk").await["reclaimableBytes"].as_u64(), usage.reclaimable_bytes);
+    let goal = Some(api::collect_request::Goal::AllUnused(true));
+    let round = api::CollectRequest { goal, ..Default::default() };
+    served.control.collect(Request::new(round)).await.unwrap();
+    let gc = served.json("status").await["gc"].clone();
+    assert!(
+        gc["result"].as_str().is_some_and(|did| did.starts_with("removed 1 image"))
+            && gc["ended"].is_string(),
+        "{gc}"
+    );
+    let events = served.json("events").await["events"].clone();
+    let collected = events.as_array().unwrap().iter().find(|event| event["reason"] == "Collected").unwrap();
+    assert!(
+        collected["message"].as_str().unwrap().contains("requested a round: removed 1 image"),
+        "{collected}"
+    );
+    let same = api::Event { name: "web".into(), object_kind: "image".into(), ..api::Event::default() };
+    assert_eq!(same.object(), "image/web", "as larder events shows it");
+    assert!(events.as_array().unwrap().iter().all(|event| event["object"].is_string()), "{events}");
+}

@@ -123,7 +123,7 @@ impl EventPrinter {
         if self.oldest.is_some_and(is_older) {
             return;
         }
-        let width = object(&event).chars().count() + GAP;
+        let width = event.object().chars().count() + GAP;
         self.width = self.width.max(width.min(OBJECT.1));
         if self.watched || self.format.data().is_some() {
             show(&event, self.format, self.width, &mut self.first, out);
@@ -163,16 +163,8 @@ fn show(event: &Event, format: PrintFormat, width: usize, first: &mut bool, out:
     *first = false;
 }
 
-/// Returns the object of an event; a request without a pod has no name.
-fn object(event: &Event) -> String {
-    match event.name.as_str() {
-        "" => event.uid.clone(),
-        name => format!("{}/{name}", event.object_kind),
-    }
-}
-
 fn cells(event: &Event, wide: bool) -> [String; 5] {
-    let object = object(event);
+    let object = event.object();
     let mut message = match event.field_path.as_str() {
         field if wide && !field.is_empty() => format!("{field}: {}", event.message),
         _ => event.message.clone(),

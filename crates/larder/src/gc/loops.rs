@@ -129,6 +129,14 @@ impl GcLoops {
         self.status.subscribe()
     }
 
+    /// Notes a round that was requested beside the loops: the last one is now this.
+    pub fn note_requested(&self, round: Arc<GcRoundResult>) {
+        self.status.send_modify(|status| {
+            status.ended = Some(SystemTime::now());
+            status.last = Some(round);
+        });
+    }
+
     /// Watches the list of images.
     pub fn images(&self) -> watch::Receiver<ImageCache> {
         self.images.subscribe()

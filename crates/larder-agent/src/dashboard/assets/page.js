@@ -6,7 +6,7 @@ const PAGE_ROWS = 50;
 const LIVE_POINTS = 900;
 const state = {
   status: null, samples: [], live: [], sort: 'size', ascending: false, offset: 0, removalsOffset: 0,
-  pulls: null, changes: '',
+  pulls: null, changes: '', reclaimable: null,
 };
 
 /** Sets a text only if it changed, so that a live region is read out once. */
@@ -40,8 +40,14 @@ function show(parent, items, keyOf, build) {
 
 const tableBody = (id) => $(id).querySelector('tbody');
 
+/** Shows that there is nothing, in place of what is loading; or hides it. */
+function showNone(none, count) {
+  announce($(none), $(none).dataset.none);
+  $(none).hidden = count > 0;
+}
+
 function showTable(id, none, rows, keyOf, build) {
-  $(none).hidden = rows.length > 0;
+  showNone(none, rows.length);
   $(id).parentElement.hidden = rows.length === 0;
   show(tableBody(id), rows, keyOf, build);
 }
@@ -84,7 +90,7 @@ function paced(work, pause) {
  * again; the text that `place` had at first returns with the next success.
  */
 function loading(place, request, display) {
-  const initial = $(place).textContent;
+  const initial = $(place).dataset.none ?? $(place).textContent;
   let [retry, calls, failure] = [0, 0, ''];
   const run = async () => {
     calls += 1;
@@ -110,12 +116,17 @@ function loading(place, request, display) {
 // --- Disk
 
 function showDisk() {
-  const disk = state.status?.disk;
-  if (!disk) return;
+  if (!state.status) return;
+  const { disk } = state.status;
+  if (!disk) {
+    announce($('disk-now'), 'Not measured yet');
+    return;
+  }
   const used = disk.sizeBytes - disk.availableBytes;
   const { gcStartsAtPercent: high, gcFreesToPercent: low } = disk;
   const rule = high ? `GC starts at ${high}%${low ? ` and frees down to ${low}%` : ''}` : 'GC never starts by bytes';
-  const now = `${disk.usedPercent}% used (${bytes(used)} of ${bytes(disk.sizeBytes)}), ${rule}`;
+  const free = state.reclaimable === null ? '' : `, ${bytes(state.reclaimable)} reclaimable`;
+  const now = `${disk.usedPercent}% used (${bytes(used)} of ${bytes(disk.sizeBytes)})${free}, ${rule}`;
   announce($('disk-now'), now);
   // The time of the daemon, as in its samples: the clock of this machine may differ.
   const { at } = state.status;
@@ -150,7 +161,7 @@ function pullKeys(pulls) {
 
 function showPulls() {
   const { pulls, morePulls } = state.status;
-  $('pulls-none').hidden = pulls.length > 0;
+  showNone('pulls-none', pulls.length);
   announce($('pulls-more'), morePulls ? `and ${plural(morePulls, 'more pull', 'more pulls')}` : '');
   const keys = pullKeys(pulls);
   show($('pulls-list'), pulls, (_, at) => keys[at], pullItem);
@@ -302,7 +313,10 @@ const loadLayers = loading('layers-sum', () => load('layers'), ({ shared, unique
 
 function showGc() {
   const { gc } = state.status;
-  if (!gc) return;
+  if (!gc) {
+    announce($('gc-now'), 'No garbage collection');
+    return;
+  }
   const failed = gc.failures ? `; ${plural(gc.failures, 'round', 'rounds')} in a row failed` : '';
   const last = gc.ended ? `Last round ${localTime(gc.ended)}: ${gc.result ?? ''}${failed}` : 'No round yet';
   announce($('gc-now'), gc.running || gc.round ? 'A round is running' : `${last}; ${plural(gc.rounds, 'round', 'rounds')} since the start`);
@@ -330,19 +344,27 @@ const loadRemovals = loading('gc-none', () => load('history', { offset: state.re
 const loadEvents = loading('events-none', () => load('events'), ({ events }) => {
   showTable('events-table', 'events-none', events.reverse(), (event) => event.number, (event) => make('tr', {},
     cell(time(event.time)), cell(event.type), cell(event.reason),
-    cell([event.objectKind, event.namespace, event.name].filter(Boolean).join(' '), 'long'), cell(event.message, 'long')));
+    cell(event.object, 'long'), cell(event.message, 'long')));
 });
 
 // --- The daemon's state
 
 const refreshEvents = paced(async () => { await Promise.all([loadEvents(), loadRemovals()]); }, 2000);
 const refreshImages = paced(async () => { await Promise.all([loadImages(), loadLayers()]); }, 5000);
-const loadDisk = loading('disk-now', () => load('disk'), ({ samples }) => {
+const loadDisk = loading('disk-now', () => load('disk'), ({ samples, reclaimableBytes }) => {
   state.samples = samples;
+  state.reclaimable = reclaimableBytes;
   showDisk();
 });
 
+const refreshDisk = paced(loadDisk, 5000);
+
 function take(status) {
+  if (state.status && status.uptimeSeconds < state.status.uptimeSeconds) {
+    // Another process, maybe with another store: nothing of the last one continues.
+    Object.assign(state, { samples: [], live: [], pulls: null, changes: '', reclaimable: null, offset: 0, removalsOffset: 0 });
+    loadDisk();
+  }
   state.status = status;
   const health = status.backendAvailable ? '' : ` (unavailable: ${status.backendMessage})`;
   announce($('node'), `${status.version}, ${status.backend}${health}`);
@@ -356,6 +378,7 @@ function take(status) {
     state.changes = changes;
     refreshEvents();
     refreshImages();
+    refreshDisk();
   }
 }
 

@@ -3,24 +3,26 @@
 
 function chart(samples, high, low, label) {
   const [width, height, left, bottom] = [1100, 220, 45, 25];
+  // The names of the thresholds stand there, beside the curve.
+  const right = high || low ? 165 : 5;
   const begin = Math.min(samples[0].at, samples.at(-1).at - 60);
   const span = samples.at(-1).at - begin;
-  const x = (at) => left + ((at - begin) / span) * (width - left - 5);
+  const x = (at) => left + ((at - begin) / span) * (width - left - right);
   const y = (percent) => 8 + (1 - percent / 100) * (height - bottom - 8);
   const share = (sample) => (sample.sizeBytes ? (100 * sample.usedBytes) / sample.sizeBytes : 0);
   const points = samples.map((sample) => `${x(sample.at).toFixed(1)},${y(share(sample)).toFixed(1)}`);
   const picture = draw('svg', { viewBox: `0 0 ${width} ${height}`, role: 'img', 'aria-label': `Disk usage over time: ${clean(label)}` });
   for (const percent of [0, 25, 50, 75, 100]) {
-    picture.append(draw('line', { class: 'axis', x1: left, x2: width - 5, y1: y(percent), y2: y(percent) }));
+    picture.append(draw('line', { class: 'axis', x1: left, x2: width - right, y1: y(percent), y2: y(percent) }));
     picture.append(draw('text', { x: left - 6, y: y(percent) + 4, 'text-anchor': 'end' }, `${percent}%`));
   }
   const end = x(samples.at(-1).at);
   picture.append(draw('polygon', { class: 'area', points: [`${x(samples[0].at)},${y(0)}`, ...points, `${end},${y(0)}`].join(' ') }));
   picture.append(draw('polyline', { class: 'curve', points: points.join(' ') }));
-  for (const [kind, percent, words, above] of [['high', high, 'GC starts', -5], ['low', low, 'GC frees down to', 14]]) {
+  for (const [kind, percent, words, above] of [['high', high, 'GC starts', 0], ['low', low, 'GC frees down to', 9]]) {
     if (!percent) continue;
-    picture.append(draw('line', { class: kind, x1: left, x2: width - 5, y1: y(percent), y2: y(percent) }));
-    picture.append(draw('text', { x: left + 6, y: y(percent) + above }, `${words} ${percent}%`));
+    picture.append(draw('line', { class: kind, x1: left, x2: width - right, y1: y(percent), y2: y(percent) }));
+    picture.append(draw('text', { x: width - right + 6, y: y(percent) + above }, `${words} ${percent}%`));
   }
   for (const [at, anchor] of [[begin, 'start'], [begin + span / 2, 'middle'], [begin + span, 'end']]) {
     picture.append(draw('text', { x: x(at), y: height - 6, 'text-anchor': anchor }, localTime(at * 1000).slice(11, span < 600 ? 19 : 16)));

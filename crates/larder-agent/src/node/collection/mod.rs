@@ -9,9 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
+use larder::events::{EventReason, EventType};
 use larder::gc::{
-    Collector, CollectorBuilder, GcIntervals, GcLoops, GcPolicy, GcStatus, HistoryFile, ImageCache,
-    OtherFilesystem, UsageRecordFileStore,
+    Collector, CollectorBuilder, GcIntervals, GcLoops, GcPolicy, GcRoundResult, GcStatus, HistoryFile,
+    ImageCache, OtherFilesystem, UsageRecordFileStore,
 };
 use larder::image_service::{FilesystemError, FsStats};
 use larder::pull::{RoomMaker, RoomOutcome};
@@ -23,6 +24,7 @@ use tokio::time;
 
 use super::Observability;
 use super::metrics::MeteredHistory;
+use super::peer::Peer;
 use crate::config::Config;
 use crate::error::Error;
 use crate::state::{KeepRuleFile, StateDir};
@@ -165,6 +167,15 @@ impl Collection {
     /// Watches the status of the rounds.
     pub(crate) fn status(&self) -> watch::Receiver<GcStatus> {
         self.loops.status()
+    }
+
+    /// Notes a round that a client requested: as the last one, and as an event if it removed images.
+    pub(crate) fn note_requested(&self, round: Arc<GcRoundResult>) {
+        if round.report.removed().next().is_some() {
+            let message = format!("{} requested a round: {}", Peer::current(), round);
+            self.observability.record(EventType::Normal, EventReason::Collected, message);
+        }
+        self.loops.note_requested(round);
     }
 
     /// Watches the list of images.
