@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 use jiff::Timestamp;
 use larder::backend::{
     ByteProgress, CallErrorKind, Image, LayerPhase, LayerProgress, PullDetail, PullStep, PullWait,
+    ReclaimBytes,
 };
 use larder::credentials::{PullSecret, SecretCoordinates};
 use larder::events::{Event, EventReason, EventType};
@@ -450,14 +451,14 @@ pub fn failed(index: u32, error: EnsureError) -> api::Failed {
         retry_milliseconds: error.retry_in.map(millis),
         hint: failure.and_then(|failure| failure.hint.as_ref()).map(hint),
         kind: failure.map(|failure| failure_kind(failure.kind)).unwrap_or_default().into(),
-        reclaim_bytes: failure.and_then(|failure| failure.kind.reclaim_bytes()),
+        reclaim_bytes: failure.and_then(|failure| Some(failure.kind.reclaim_bytes()?.likely)),
         withheld: error.access_denied,
     }
 }
 
 /// The failure of an ensure in a message.
 pub fn failed_from(failed: api::Failed) -> EnsureError {
-    let reclaim_bytes = failed.reclaim_bytes;
+    let reclaim_bytes = failed.reclaim_bytes.map(ReclaimBytes::exactly);
     let kind = match failed.kind() {
         api::FailureKind::Unspecified => None,
         api::FailureKind::NotFound => Some(CallErrorKind::NotFound),
@@ -588,7 +589,7 @@ mod tests {
 
     #[test]
     fn a_failure_keeps_its_kind_and_what_gc_has_to_free() {
-        let full = CallErrorKind::InsufficientSpace { reclaim_bytes: Some(3_000_000) };
+        let full = CallErrorKind::InsufficientSpace { reclaim_bytes: Some(ReclaimBytes::exactly(3_000_000)) };
         for (kind, hint) in [
             (Some(full), Some(Hint::new().command(["gc", "--free", "3MB"]))),
             (Some(CallErrorKind::NotFound), None),

@@ -417,7 +417,7 @@ pub enum CallErrorKind {
     InsufficientSpace {
         /// Bytes that garbage collection has to free for the call to succeed; `None` if that is unknown or does not
         /// help.
-        reclaim_bytes: Option<u64>,
+        reclaim_bytes: Option<ReclaimBytes>,
     },
     /// The state of the image forbids the call, such as the removal of an image that is kept or mounted.
     FailedPrecondition,
@@ -433,9 +433,34 @@ pub enum CallErrorKind {
     Other,
 }
 
+/// The bytes that garbage collection has to free for a call. What an image takes on the disk is known when it is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReclaimBytes {
+    /// The call may succeed with this much.
+    pub least: u64,
+    /// It probably succeeds with this much; never less than the least.
+    pub likely: u64,
+}
+
+impl ReclaimBytes {
+    /// Exactly this much.
+    pub fn exactly(bytes: u64) -> ReclaimBytes {
+        ReclaimBytes { least: bytes, likely: bytes }
+    }
+
+    /// What two calls need together.
+    #[must_use]
+    pub fn plus(self, other: ReclaimBytes) -> ReclaimBytes {
+        ReclaimBytes {
+            least: self.least.saturating_add(other.least),
+            likely: self.likely.saturating_add(other.likely),
+        }
+    }
+}
+
 impl CallErrorKind {
     /// Returns the bytes that garbage collection has to free for the call to succeed; `None` where it does not help.
-    pub fn reclaim_bytes(self) -> Option<u64> {
+    pub fn reclaim_bytes(self) -> Option<ReclaimBytes> {
         match self {
             CallErrorKind::InsufficientSpace { reclaim_bytes } => reclaim_bytes,
             _ => None,

@@ -52,7 +52,7 @@ pub(super) async fn retry(
 /// not help.
 fn reclaim_bytes(result: &EnsureResult) -> Option<u64> {
     match result {
-        EnsureResult::Failed(error) => error.failure.as_ref()?.kind.reclaim_bytes(),
+        EnsureResult::Failed(error) => Some(error.failure.as_ref()?.kind.reclaim_bytes()?.likely),
         _ => None,
     }
 }

@@ -4,6 +4,7 @@ use std::error::Error as _;
 use std::io;
 use std::time::Duration;
 
+use larder::backend::ReclaimBytes;
 use larder::hint::Hint;
 use larder::reference::Digest;
 
@@ -87,7 +88,7 @@ impl PullError {
 
     /// Returns the bytes that garbage collection has to free for the pull to succeed; `None` if that is unknown or
     /// does not help.
-    pub(crate) fn reclaim_bytes(&self) -> Option<u64> {
+    pub(crate) fn reclaim_bytes(&self) -> Option<ReclaimBytes> {
         match self {
             PullError::InsufficientSpace(error) => error.reclaim_bytes(),
             _ => None,

@@ -9,6 +9,7 @@
 
 use std::fmt;
 
+use larder::backend::ReclaimBytes;
 use larder::go_format;
 use larder::hint::Hint;
 
@@ -145,21 +146,21 @@ impl InsufficientSpace {
         admit(self.need, self.free + self.unmounted, self.reserve, DiskSpace::default()).is_ok()
     }
 
-    /// Returns the bytes that garbage collection has to free: for the likely size of the pull if removing images can free as
-    /// much, else for the least. `None` if it cannot free enough, or if only inodes are short.
-    pub(crate) fn reclaim_bytes(&self) -> Option<u64> {
+    /// Returns the bytes that garbage collection has to free; the likely ones are no more than removing images can free.
+    /// `None` if it cannot free enough, or if only inodes are short.
+    pub(crate) fn reclaim_bytes(&self) -> Option<ReclaimBytes> {
         if !self.fits_after_gc() || self.lacks_inodes_only() {
             return None;
         }
         let missing = |need: u64| need.saturating_add(self.reserve.bytes).saturating_sub(self.free.bytes);
-        let likely = missing(self.need.likely.bytes);
-        Some(if likely <= self.unmounted.bytes { likely } else { missing(self.need.least.bytes) })
+        let (least, likely) = (missing(self.need.least.bytes), missing(self.need.likely.bytes));
+        Some(ReclaimBytes { least, likely: likely.min(self.unmounted.bytes).max(least) })
     }
 
     /// Returns the next step that the reader could try.
     pub fn hint(&self) -> Hint {
         if let Some(bytes) = self.reclaim_bytes() {
-            let free = format!("{}MB", bytes.div_ceil(1_000_000));
+            let free = format!("{}MB", bytes.likely.div_ceil(1_000_000));
             Hint::new().command(["gc".to_owned(), "--free".to_owned(), free]).text(" removes unused images")
         } else if self.fits_after_gc() {
             Hint::new().command(["gc", "--all-unused"]).text(" removes unused images")

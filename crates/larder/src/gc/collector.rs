@@ -30,7 +30,7 @@ use super::spans::measure_span;
 use super::state::{GcObservation, GcState, ObservationPurpose};
 use super::unix_millis::UnixMillis;
 use super::usage_records::{ImageUsageRecord, ImageUsageRecords, handler_of};
-use crate::backend::{BackendError, Image};
+use crate::backend::{BackendError, Image, ReclaimBytes};
 use crate::detached::SharedCall;
 use crate::events::{Event, EventReason, EventType};
 use crate::image_service::{FilesystemError, FsStats};
@@ -331,11 +331,13 @@ impl Collector {
         keep_warnings(&self.policy(), snapshot)
     }
 
-    /// Bytes of these that a round would free which a user asks for.
-    pub async fn reclaimable_room(&self, bytes: u64) -> RoomOutcome {
-        match self.dry_run(GcGoal::Free { bytes }, &self.room_policy(), &[]).await {
+    /// Bytes that a round for a pull would free which a user asks for.
+    pub async fn reclaimable_room(&self, bytes: ReclaimBytes) -> RoomOutcome {
+        match self.dry_run(GcGoal::Free { bytes: bytes.likely }, &self.room_policy(), &[]).await {
             Ok(DryRun { report, .. }) => match report.plans.last() {
-                Some(plan) if plan.reachable => RoomOutcome::NotTried { reclaimable: plan.reclaimable.bytes },
+                Some(plan) if plan.reachable || plan.reclaimable.bytes >= bytes.least => {
+                    RoomOutcome::NotTried { reclaimable: plan.reclaimable.bytes }
+                }
                 plan => RoomOutcome::NotEnough { reclaimable: plan.map(|plan| plan.reclaimable.bytes) },
             },
             Err(error) => {
@@ -354,12 +356,23 @@ impl Collector {
         }
     }
 
-    /// Frees this many bytes for pulls; removes no image if it cannot free as much.
-    async fn free(&self, bytes: u64) -> RoomOutcome {
+    /// Frees the likely bytes for pulls, or what it can; removes no image if that is less than the least.
+    async fn free(&self, bytes: ReclaimBytes) -> RoomOutcome {
+        let _alone = self.round.lock().await;
+        match self.free_exactly(bytes.likely).await {
+            RoomOutcome::NotEnough { reclaimable: Some(most) }
+                if most >= bytes.least && most < bytes.likely =>
+            {
+                self.free_exactly(most).await
+            }
+            outcome => outcome,
+        }
+    }
+
+    async fn free_exactly(&self, bytes: u64) -> RoomOutcome {
         // A pod that runs once is over long before the minimum age of its image, and the next one waits for its room.
         let policy = GcPolicy { minimum_age_of_used: false, ..self.room_policy() };
         let goal = GcGoal::Free { bytes };
-        let _alone = self.round.lock().await;
         let _running = self.progress.begin(goal);
         let round = Round::new(self, &policy, goal).keeping_downloads().run().await;
         if round.error.is_none() {
@@ -383,14 +396,14 @@ impl Collector {
 
 #[async_trait]
 impl RoomMaker for Collector {
-    async fn make_room(&self, bytes: u64) -> RoomOutcome {
+    async fn make_room(&self, bytes: ReclaimBytes) -> RoomOutcome {
         let request = self.room.add(bytes);
         let _alone = self.room.round.lock().await;
         if request.made.get().is_some() {
             return RoomOutcome::Made;
         }
         let others = self.room.take_others(&request);
-        let sum = others.iter().fold(bytes, |sum, other| sum.saturating_add(other.bytes));
+        let sum = others.iter().fold(bytes, |sum, other| sum.plus(other.bytes));
         if !others.is_empty() && self.free(sum).await == RoomOutcome::Made {
             for other in &others {
                 let _ = other.made.set(());

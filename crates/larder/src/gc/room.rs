@@ -4,6 +4,8 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
 
+use crate::backend::ReclaimBytes;
+
 /// Pulls that wait for room. One whose caller gave up is gone.
 #[derive(Default)]
 pub(super) struct RoomRequests {
@@ -14,13 +16,13 @@ pub(super) struct RoomRequests {
 
 /// One pull that waits for room.
 pub(super) struct RoomRequest {
-    pub(super) bytes: u64,
+    pub(super) bytes: ReclaimBytes,
     /// Set when a round has made the room.
     pub(super) made: OnceLock<()>,
 }
 
 impl RoomRequests {
-    pub(super) fn add(&self, bytes: u64) -> Arc<RoomRequest> {
+    pub(super) fn add(&self, bytes: ReclaimBytes) -> Arc<RoomRequest> {
         let request = Arc::new(RoomRequest { bytes, made: OnceLock::new() });
         self.waiting.lock().push(Arc::downgrade(&request));
         request

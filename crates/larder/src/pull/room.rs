@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 
 use super::puller::PullerError;
-use crate::backend::{BackendError, CallErrorKind};
+use crate::backend::{BackendError, CallErrorKind, ReclaimBytes};
 use crate::go_format;
 use crate::hint::Hint;
 use crate::image_service::PullAttemptsError;
@@ -14,17 +14,17 @@ pub(super) const ROUNDS: u32 = 3;
 /// Frees disk space for pulls.
 #[async_trait]
 pub trait RoomMaker: Send + Sync {
-    /// Removes images that retention allows until this many bytes are free in addition to those free now; none if that
-    /// cannot be reached.
-    async fn make_room(&self, bytes: u64) -> RoomOutcome;
+    /// Removes images that retention allows until the likely bytes are free in addition to those free now, or as many as can be.
+    /// Removes none if that is less than the least.
+    async fn make_room(&self, bytes: ReclaimBytes) -> RoomOutcome;
 }
 
 /// The outcome of making room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RoomOutcome {
-    /// So many bytes were freed.
+    /// The likely bytes were freed, or at least the least.
     Made,
-    /// Retention does not allow to free as much, or it failed. Nothing was removed, or less than was planned.
+    /// Retention does not allow to free the least, or it failed. Nothing was removed, or less than was planned.
     NotEnough {
         /// The bytes that a round may free now, if that is known.
         reclaimable: Option<u64>,
@@ -37,7 +37,7 @@ pub enum RoomOutcome {
 }
 
 /// The bytes that a refused pull lacks; `None` if garbage collection would not help.
-pub(super) fn missing_bytes(error: &PullerError) -> Option<u64> {
+pub(super) fn missing_bytes(error: &PullerError) -> Option<ReclaimBytes> {
     let PullerError::Failed(failed) = error else { return None };
     failed.causes().last().and_then(BackendError::kind).and_then(CallErrorKind::reclaim_bytes)
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::FutureExt as _;
-use larder::backend::{BackendError, CallErrorKind};
+use larder::backend::{BackendError, CallErrorKind, ReclaimBytes};
 use larder::gc::{ActivityKind, GcPolicy, ImageActivity, UnixMillis};
 use larder::pod::Pod;
 use larder::pull::RoomOutcome::Made;
@@ -41,10 +41,10 @@ async fn as_many_images_are_removed_as_pulls_need() {
     let world = world();
     let collector = world.collector().policy(policy()).build();
     let made = tokio::join!(
-        collector.make_room(500),
-        collector.make_room(400),
-        collector.make_room(500),
-        collector.make_room(1_000_000),
+        collector.make_room(ReclaimBytes::exactly(500)),
+        collector.make_room(ReclaimBytes::exactly(400)),
+        collector.make_room(ReclaimBytes::exactly(500)),
+        collector.make_room(ReclaimBytes::exactly(1_000_000)),
     );
     assert_eq!(made, (Made, Made, Made, not_enough(1000)));
     assert_eq!(world.removals(), ["a", "b", "c"]);
@@ -55,7 +55,11 @@ async fn pulls_that_wait_share_a_round_unless_one_asks_for_too_much() {
     let world = world();
     let collector = world.collector().policy(policy()).build();
     // The first one has a round of its own; those that come while it runs fit into one image together.
-    let made = tokio::join!(collector.make_room(900), collector.make_room(400), collector.make_room(300));
+    let made = tokio::join!(
+        collector.make_room(ReclaimBytes::exactly(900)),
+        collector.make_room(ReclaimBytes::exactly(400)),
+        collector.make_room(ReclaimBytes::exactly(300))
+    );
     assert_eq!(made, (Made, Made, Made));
     assert_eq!(world.removals().len(), 2);
 }
@@ -69,10 +73,25 @@ async fn what_is_retained_stays_and_nothing_is_removed_in_vain() {
         let check = gate.begin_presence_check();
         assert!(check.lease(&id(name), LeasePurpose::Ensure, Duration::from_secs(600)).await);
     }
-    assert_eq!(collector.make_room(1500).await, not_enough(1000));
+    assert_eq!(collector.make_room(ReclaimBytes::exactly(1500)).await, not_enough(1000));
     assert_eq!(world.removals().len(), 0);
-    assert_eq!(collector.make_room(500).await, Made);
+    assert_eq!(collector.make_room(ReclaimBytes::exactly(500)).await, Made);
     assert_eq!(world.removals(), ["d"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_can_be_freed_is_enough_if_it_is_the_least() {
+    let world = world();
+    let gate = Arc::new(RemovalGate::default());
+    let collector = world.collector().gate(Arc::clone(&gate)).policy(policy()).build();
+    for name in ["a", "b"] {
+        lease(&gate, name, LeasePurpose::Ensure).await;
+    }
+    let room = |least, likely| collector.make_room(ReclaimBytes { least, likely });
+    assert_eq!(room(2500, 3500).await, not_enough(2000));
+    assert_eq!(world.removals().len(), 0);
+    assert_eq!(room(500, 3500).await, Made);
+    assert_eq!(world.removals(), ["c", "d"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -86,8 +105,8 @@ async fn the_minimum_age_retains_only_what_no_container_has_used() {
     collector.detect().await.unwrap();
     world.state().containers.clear();
     world.advance(1000);
-    assert_eq!(collector.make_room(1500).await, not_enough(1000));
-    assert_eq!(collector.make_room(500).await, Made);
+    assert_eq!(collector.make_room(ReclaimBytes::exactly(1500)).await, not_enough(1000));
+    assert_eq!(collector.make_room(ReclaimBytes::exactly(500)).await, Made);
     assert_eq!(world.removals(), ["b"]);
 }
 
@@ -123,8 +142,12 @@ async fn a_lease_ends_when_the_first_container_of_its_image_was_seen() {
     world.state().sightings = used(UnixMillis(wall - 3_600_000));
     look(&[]).await;
     assert_eq!(leased(), [id("b"), id("c"), id("d")], "d was used before its lease");
-    assert_eq!(collector.make_room(1500).await, not_enough(1000), "a round may remove a alone");
-    assert_eq!(collector.make_room(500).await, Made);
+    assert_eq!(
+        collector.make_room(ReclaimBytes::exactly(1500)).await,
+        not_enough(1000),
+        "a round may remove a alone"
+    );
+    assert_eq!(collector.make_room(ReclaimBytes::exactly(500)).await, Made);
     assert_eq!(world.removals(), ["a"]);
 
     // A container of d ran between two looks.
@@ -132,7 +155,7 @@ async fn a_lease_ends_when_the_first_container_of_its_image_was_seen() {
     world.state().sightings = used(UnixMillis(wall));
     world.advance(1000);
     tokio::time::advance(Duration::from_secs(1)).await;
-    assert_eq!(collector.make_room(500).await, Made);
+    assert_eq!(collector.make_room(ReclaimBytes::exactly(500)).await, Made);
     assert_eq!(world.removals(), ["a", "d"]);
     assert_eq!(leased(), [id("b"), id("c")]);
 }
@@ -145,8 +168,8 @@ struct CountedRoom {
 
 #[async_trait]
 impl RoomMaker for CountedRoom {
-    async fn make_room(&self, bytes: u64) -> RoomOutcome {
-        assert_eq!(bytes, 700);
+    async fn make_room(&self, bytes: ReclaimBytes) -> RoomOutcome {
+        assert_eq!(bytes, ReclaimBytes::exactly(700));
         self.asked.fetch_add(1, Ordering::Relaxed);
         let left = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
         if left.is_ok() { Made } else { not_enough(300) }
@@ -155,7 +178,7 @@ impl RoomMaker for CountedRoom {
 
 /// A pull that lacks 700 bytes.
 fn refused() -> ScriptedPull {
-    let kind = CallErrorKind::InsufficientSpace { reclaim_bytes: Some(700) };
+    let kind = CallErrorKind::InsufficientSpace { reclaim_bytes: Some(ReclaimBytes::exactly(700)) };
     ScriptedPull::with_outcome(Err(BackendError::call(kind, "insufficient space")))
 }
 
@@ -196,7 +219,7 @@ struct HangingRoom;
 
 #[async_trait]
 impl RoomMaker for HangingRoom {
-    async fn make_room(&self, _: u64) -> RoomOutcome {
+    async fn make_room(&self, _: ReclaimBytes) -> RoomOutcome {
         std::future::pending().await
     }
 }

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
+use larder::backend::ReclaimBytes;
 use larder::events::{EventReason, EventType};
 use larder::gc::{
     Collector, CollectorBuilder, GcIntervals, GcLoops, GcPolicy, GcRoundResult, GcStatus, HistoryFile,
@@ -219,7 +220,7 @@ impl Collection {
 
 #[async_trait]
 impl RoomMaker for Collection {
-    async fn make_room(&self, bytes: u64) -> RoomOutcome {
+    async fn make_room(&self, bytes: ReclaimBytes) -> RoomOutcome {
         let Ok(collector) = self.collector() else { return RoomOutcome::NotEnough { reclaimable: None } };
         if self.runs.load(Ordering::Relaxed) && self.collector.policy().is_enabled() {
             collector.make_room(bytes).await
