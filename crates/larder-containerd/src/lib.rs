@@ -5,6 +5,7 @@
 //! ContainerdLayers -> content, snapshots            -> layers of images   \   of CRI, or of a Docker Engine
 //!        '----------> images, leases, namespaces    -> what else has them  > garbage collection
 //! ContainerdUses   -> containers that CRI omits     -> images in use      /
+//! ContainerdActivity -> events                      -> images that were used since
 //! SharedSnapshots  -> snapshots, content, leases    -> what containerd has of images of larder's store, or retains of them
 //! ContainerdImages -> images, content, events     -> images that others put there, for larder's store
 //! ImagePublisher   -> content, snapshots, images    -> images of larder's store that containerd can run
@@ -18,6 +19,7 @@
 //! no sizes and no further uses; if a part of it is refused, sizes are marked as estimated, and unknown uses are an
 //! error.
 
+mod activity;
 mod client;
 #[cfg(feature = "configuration")]
 pub mod configuration;
@@ -30,6 +32,7 @@ mod publish;
 mod shared_snapshots;
 mod uses;
 
+pub use activity::ContainerdActivity;
 pub use images::{ContainerdImage, ContainerdImages, ImageChanges};
 pub use inspect::{ContainerdInspector, SnapshotterPlugin};
 pub use layers::ContainerdLayers;

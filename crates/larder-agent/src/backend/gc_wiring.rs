@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use larder::backend::Backend;
 use larder::gc::{Collector, CollectorBuilder, InspectLayerSource, LayerSource, ReclaimWait};
-use larder_containerd::ContainerdLayers;
+use larder_containerd::{ContainerdActivity, ContainerdLayers};
 use larder_store::gc_sources::StoreFsStats;
 
 use super::handle::BackendHandle;
@@ -44,7 +44,9 @@ pub(crate) fn backend_and_collector(
             let sizes = ContainerdLayers::new(runtime.image_channel(), runtime.request_timeout());
             let backend: Arc<dyn Backend> = runtime.clone();
             let layers = InspectLayerSource::new(backend.clone()).with_sizes_from(Arc::new(sizes));
-            let mut builder = Collector::builder(backend.clone()).layers(Arc::new(layers));
+            let activity = ContainerdActivity::new(runtime.runtime_channel(), runtime.request_timeout());
+            let mut builder =
+                Collector::builder(backend.clone()).layers(Arc::new(layers)).feed(Arc::new(activity));
             if let Some(unlisted) = handle.unlisted_containers() {
                 builder = builder.retention_source(unlisted);
             }
