@@ -376,6 +376,7 @@ impl Collector {
         let _running = self.progress.begin(goal);
         let round = Round::new(self, &policy, goal).keeping_downloads().run().await;
         if round.error.is_none() {
+            self.room.note_freed(bytes);
             return RoomOutcome::Made;
         }
         let planned = round.report.plans.last();
@@ -411,7 +412,11 @@ impl RoomMaker for Collector {
             return RoomOutcome::Made;
         }
         // One that asks for too much costs the others nothing: each of them asks on its own.
-        self.free(bytes).await
+        match self.free(bytes).await {
+            // The bytes that it lacks were counted before.
+            RoomOutcome::NotEnough { .. } if self.room.has_freed_since(&request) => RoomOutcome::Made,
+            outcome => outcome,
+        }
     }
 }
 

@@ -51,6 +51,20 @@ async fn as_many_images_are_removed_as_pulls_need() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_pull_looks_again_after_others_got_the_room_that_it_asked_for() {
+    let world = world();
+    let collector = world.collector().policy(policy()).build();
+    let room = |bytes| collector.make_room(ReclaimBytes::exactly(bytes));
+    let made = tokio::join!(room(3500), room(500), room(3600));
+    assert_eq!(
+        made,
+        (Made, Made, not_enough(0)),
+        "the round of the first one freed less than the last one needs"
+    );
+    assert_eq!(room(500).await, not_enough(0), "nothing was freed since");
+}
+
+#[tokio::test(start_paused = true)]
 async fn pulls_that_wait_share_a_round_unless_one_asks_for_too_much() {
     let world = world();
     let collector = world.collector().policy(policy()).build();
