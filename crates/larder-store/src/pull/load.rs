@@ -12,7 +12,7 @@ use super::plan::PullPlan;
 use super::pull_progress::PullProgress;
 use super::pull_workers::{PullWorkers, blocking};
 use super::{PullError, StorePuller, unmounted};
-use crate::store::admission::InsufficientSpace;
+use crate::store::admission::{InsufficientSpace, RemovableSpace};
 use crate::store::commit::names_of;
 use crate::store::import::{Import, ImportError, ImportImage, ImportSource, LeftOutManifest};
 use crate::store::{ImageCommit, ImageRecord, Store, StoreError};
@@ -104,8 +104,11 @@ impl StorePuller {
 /// Adds the space of images to an error of a full disk.
 fn with_unmounted(error: ImportError, store: &Store) -> PullError {
     match error {
-        ImportError::InsufficientSpace(full) => unmounted(store)
-            .map_or_else(PullError::from, |unmounted| InsufficientSpace { unmounted, ..full }.into()),
+        ImportError::InsufficientSpace(full) => {
+            let of_images =
+                |space| InsufficientSpace { removable: RemovableSpace::Unmounted(space), ..full }.into();
+            unmounted(store).map_or_else(PullError::from, of_images)
+        }
         other => other.into(),
     }
 }

@@ -40,10 +40,10 @@ use tokio::sync::Semaphore;
 pub use error::PullError;
 pub use fetched_image::{FetchedImage, FetchedLayer};
 pub use load::{LoadOutcome, LoadedImage};
-pub(crate) use plan::chain_id;
+pub use plan::chain_id;
 
 use crate::disk::{DiskSpace, SpaceReserve};
-use crate::store::admission::{self, admit};
+use crate::store::admission::{self, PullClaim, PullClaims, RemovableSpace, admit};
 use crate::store::{
     ClaimOutcome, ImageCommit, ImageRecord, IngestId, IngestReferences, LayerHandle, LeaseRecord,
     LeaseResources, Store, StoreError, TransferLogin,
@@ -107,6 +107,7 @@ struct AcquiredLayers {
     ingests: Vec<IngestId>,
     /// The lease of the pull; a load has none.
     lease: Option<String>,
+    _claim: Option<PullClaim>,
     _running: Arc<PullInProgress>,
     _referenced: IngestReferences,
 }
@@ -128,6 +129,14 @@ impl AcquiredLayers {
     }
 }
 
+/// What becomes of a pull whose space was counted.
+enum AdmittedPull {
+    /// It goes on, with a claim if it fetches something.
+    Admitted(Option<PullClaim>),
+    /// Running pulls claim the space.
+    Waits,
+}
+
 /// How long the fetched bytes and finished layers of a failed pull are retained for a retry, unless space is needed.
 const PULL_LEASE: Duration = Duration::from_secs(24 * 3600);
 
@@ -146,6 +155,7 @@ pub struct StorePuller {
     syncer: BackgroundSyncer,
     ending: EndingPulls,
     running: PullsInProgress,
+    claims: PullClaims,
     reserve: SpaceReserve,
 }
 
@@ -165,6 +175,7 @@ impl StorePuller {
             syncer,
             ending,
             running: PullsInProgress::default(),
+            claims: PullClaims::default(),
             reserve,
         }
     }
@@ -276,59 +287,102 @@ impl StorePuller {
         name: Option<&Reference>,
         workers: &PullWorkers,
     ) -> Result<AcquiredLayers, PullError> {
+        let mut wait = self.claims.wait();
+        loop {
+            let may_wait = wait.begin();
+            let acquired = self.acquire_admitted(origin, plan.clone(), name, workers, may_wait);
+            match Box::pin(acquired).await? {
+                Some(acquired) => return Ok(acquired),
+                // It holds no layer meanwhile: the running pulls may need one.
+                None => wait.changed().await,
+            }
+        }
+    }
+
+    /// Acquires the layers if there is space. `None` if running pulls claim it, and the pull may wait for them.
+    async fn acquire_admitted(
+        &self,
+        origin: &LayerOrigin,
+        plan: PullPlan,
+        name: Option<&Reference>,
+        workers: &PullWorkers,
+        may_wait: bool,
+    ) -> Result<Option<AcquiredLayers>, PullError> {
         let ingests: Vec<IngestId> = plan.layers.iter().map(|layer| origin.blob(layer).ingest_id()).collect();
         // Before the claims: a resumable layer must not be reclaimed in between.
         let referenced = self.store.reference_ingests(ingests.iter().cloned());
         let running = self.running.begin(&plan, origin.progress());
         let claims = self.claim(origin, &plan).await?;
         origin.progress().set_layers(&plan, &claims);
-        self.admit(origin, &plan, &claims).await?;
+        let AdmittedPull::Admitted(claim) = self.admit(origin, &plan, &claims, may_wait).await? else {
+            return Ok(None);
+        };
         let lease = match name {
             Some(name) => Some(self.lease_of(name, &plan, &ingests, &claims).await?),
             None => None,
         };
         let layers = Box::pin(self.run_layer_jobs(origin, &plan, claims, workers.worker())).await?;
-        Ok(AcquiredLayers { plan, layers, ingests, lease, _running: running, _referenced: referenced })
+        Ok(Some(AcquiredLayers {
+            plan,
+            layers,
+            ingests,
+            lease,
+            _claim: claim,
+            _running: running,
+            _referenced: referenced,
+        }))
     }
 
     /// Refuses a pull that would fill the disk, after space beside images was reclaimed: what has expired, and if that is
-    /// not enough but can be, everything that no running pull uses.
+    /// not enough but can be, everything that no running pull uses. Before that, it may wait for what running pulls claim.
     async fn admit(
         &self,
         origin: &LayerOrigin,
         plan: &PullPlan,
         claims: &[ClaimOutcome],
-    ) -> Result<(), PullError> {
+        may_wait: bool,
+    ) -> Result<AdmittedPull, PullError> {
         let missing: Vec<&PlannedLayer> = plan.to_fetch(claims).collect();
         if missing.is_empty() {
-            return Ok(());
+            return Ok(AdmittedPull::Admitted(None));
         }
         let sizes: Vec<u64> = missing.iter().map(|layer| layer.descriptor.size).collect();
         let ingests: Vec<IngestId> = missing.iter().map(|layer| origin.blob(layer).ingest_id()).collect();
-        let (store, reserve) = (self.store.clone(), self.config.reserve);
+        let _alone = self.claims.admit_alone().await;
+        let (store, reserve, pulls) = (self.store.clone(), self.config.reserve, self.claims.clone());
         let fits = move || {
             store.sweep(&ClockReading::now())?;
-            let need = admission::estimate(store.ratio()?, &sizes);
+            // The fetched bytes of a layer are there until it is unpacked.
             let largest = sizes.iter().copied().max().unwrap_or_default();
+            let need = admission::estimate(store.ratio()?, &sizes, largest);
             let need = need.after_download(store.ingested_bytes(&ingests), largest);
-            Ok::<_, StoreError>((admit(need, store.free()?, reserve, DiskSpace::default()).is_ok(), need))
+            let running = pulls.running();
+            let free = store.free()?;
+            let claimed = running.unused(free);
+            let fits = admit(need, claimed.shortfall_to(free), reserve, RemovableSpace::NONE).is_ok();
+            Ok::<_, StoreError>((fits.then(|| pulls.claim(need.least, free)), claimed, need))
         };
-        let (fits, need) = blocking(fits).await??;
-        if fits {
-            return Ok(());
+        let (claim, claimed, need) = blocking(fits).await??;
+        if claim.is_some() {
+            return Ok(AdmittedPull::Admitted(claim));
+        }
+        if may_wait && claimed != DiskSpace::ZERO {
+            return Ok(AdmittedPull::Waits);
         }
         // What dropped pulls still use can be reclaimed once their workers have ended.
         self.ending.wait().await;
-        let store = self.store.clone();
+        let (store, pulls) = (self.store.clone(), self.claims.clone());
         blocking(move || {
             let (now, images) = (ClockReading::now(), unmounted(&store)?);
             let beside = store.reclaimable(ReclaimTrigger::Pressure, &now)?.total();
             // The sizes are only declared: for a pull that can never fit nothing is given up.
             let most = store.free()? + beside + images;
-            if admit(need, most, reserve, DiskSpace::default()).is_ok() {
+            if admit(need, most, reserve, RemovableSpace::NONE).is_ok() {
                 warn_of(&store.reclaim(ReclaimTrigger::Pressure, &now));
             }
-            Ok(admit(need, store.free()?, reserve, images)?)
+            let free = store.free()?;
+            admit(need, free, reserve, RemovableSpace::Unmounted(images))?;
+            Ok(AdmittedPull::Admitted(Some(pulls.claim(need.least, free))))
         })
         .await?
     }

@@ -7,6 +7,7 @@ use larder_registry::ImageDocuments;
 use larder_registry::manifest::{Descriptor, ImageConfig, ImageManifest};
 
 /// The layers of an image, from the bottom up.
+#[derive(Clone)]
 pub(super) struct PullPlan {
     pub(super) layers: Vec<PlannedLayer>,
     /// Digest of the config, and its bytes.
@@ -74,7 +75,7 @@ impl PullPlan {
 
 /// The chain id of the OCI image specification: the bottom layer's is its diff id; each further one is the SHA-256 of
 /// the chain below, a space, and its own diff id.
-pub(crate) fn chain_id(below: Option<&Digest>, diff_id: &Digest) -> Digest {
+pub fn chain_id(below: Option<&Digest>, diff_id: &Digest) -> Digest {
     let Some(below) = below else { return diff_id.clone() };
     Digest::sha256(format!("{below} {diff_id}"))
 }

@@ -6,12 +6,19 @@
 //! Images differ: some grow to twice their compressed size, some to five times. A pull is refused only if the
 //! [least](SpaceEstimate) that it could take does not fit. One that grows more than that fails when it would use up the
 //! reserve, and leaves nothing behind; refusing one that would fit would make the image unavailable.
+//!
+//! An admitted pull [claims](PullClaims) its least until it ends: otherwise several that begin at once get the same space, and
+//! all of them fail.
 
 use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
 
 use larder::backend::ReclaimBytes;
 use larder::go_format;
 use larder::hint::Hint;
+use tokio::sync::{MutexGuard, watch};
+use tokio::time::{Instant, timeout_at};
 
 use super::records::UnpackRatio;
 use crate::disk::DiskSpace;
@@ -56,9 +63,9 @@ impl Default for UnpackRatio {
     }
 }
 
-/// The ratio after `fetched` bytes became `became`; `None` when nothing can be learned from it.
+/// Returns the ratio after `fetched` bytes became `became`; `None` when nothing can be learned from it.
 #[allow(clippy::cast_precision_loss, reason = "an estimate")]
-pub(super) fn learn(before: Option<UnpackRatio>, fetched: u64, became: DiskSpace) -> Option<UnpackRatio> {
+pub fn learn(before: Option<UnpackRatio>, fetched: u64, became: DiskSpace) -> Option<UnpackRatio> {
     if fetched == 0 {
         return None;
     }
@@ -72,16 +79,16 @@ pub(super) fn learn(before: Option<UnpackRatio>, fetched: u64, became: DiskSpace
     })
 }
 
-/// Estimates the disk usage of a pull: `missing` are the sizes of the missing layers, in bytes as fetched.
-pub(crate) fn estimate(ratio: UnpackRatio, missing: &[u64]) -> SpaceEstimate {
+/// Estimates the disk usage of a pull: `missing` are the sizes of the layers to unpack, in bytes as fetched; `fetched` are the
+/// bytes of archives that are on the disk beside what was unpacked of them.
+pub fn estimate(ratio: UnpackRatio, missing: &[u64], fetched: u64) -> SpaceEstimate {
     let (likely_ratio, least_ratio) = (scaled(ratio, 1.0 + MARGIN), scaled(ratio, LEAST));
     let (mut likely, mut least) = (DiskSpace::default(), DiskSpace::default());
     for &size in missing {
         likely += grown(likely_ratio, size);
         least += grown(least_ratio, size);
     }
-    // The fetched bytes of a layer are there until it is unpacked.
-    let fetched = DiskSpace { bytes: missing.iter().copied().max().unwrap_or_default(), inodes: 0 };
+    let fetched = DiskSpace { bytes: fetched, inodes: 0 };
     (likely, least) = (likely + fetched, least + fetched);
     SpaceEstimate { likely, least }
 }
@@ -104,22 +111,136 @@ fn grown(ratio: UnpackRatio, size: u64) -> DiskSpace {
 }
 
 /// Says whether the least of `need` fits into `free` so that `reserve` is left.
-pub(crate) fn admit(
+pub fn admit(
     need: SpaceEstimate,
     free: DiskSpace,
     reserve: DiskSpace,
-    unmounted: DiskSpace,
+    removable: RemovableSpace,
 ) -> Result<(), InsufficientSpace> {
     if fits(need.least.bytes, free.bytes, reserve.bytes)
         && fits(need.least.inodes, free.inodes, reserve.inodes)
     {
         return Ok(());
     }
-    Err(InsufficientSpace { need, free, reserve, unmounted })
+    Err(InsufficientSpace { need, free, reserve, removable })
 }
 
 fn fits(need: u64, free: u64, reserve: u64) -> bool {
     need == 0 || need <= free.saturating_sub(reserve)
+}
+
+/// How long a pull waits for running ones. A slow one may never use what it claims.
+const WAIT: Duration = Duration::from_secs(60);
+
+/// Space that running pulls claim. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub struct PullClaims(Arc<PullClaimsInner>);
+
+#[derive(Debug, Default)]
+struct PullClaimsInner {
+    running: watch::Sender<RunningClaims>,
+    admitting: tokio::sync::Mutex<()>,
+}
+
+/// The claims of running pulls at one time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RunningClaims {
+    sum: DiskSpace,
+    /// Free space when all of them have used what they claim, if nothing else changes.
+    left: DiskSpace,
+}
+
+impl RunningClaims {
+    /// Returns the part of the claims that is not used yet while this much is free. Space that something else has freed counts
+    /// as unused.
+    pub fn unused(self, free: DiskSpace) -> DiskSpace {
+        let unused = self.left.shortfall_to(free);
+        DiskSpace { bytes: unused.bytes.min(self.sum.bytes), inodes: unused.inodes.min(self.sum.inodes) }
+    }
+
+    fn begin(&mut self, claim: DiskSpace, free: DiskSpace) {
+        self.left = claim.shortfall_to(self.unused(free).shortfall_to(free));
+        self.sum += claim;
+    }
+
+    fn end(&mut self, claim: DiskSpace) {
+        self.sum = claim.shortfall_to(self.sum);
+    }
+}
+
+/// The claim of a running pull, which ends when this is dropped.
+#[derive(Debug)]
+pub struct PullClaim {
+    claims: PullClaims,
+    space: DiskSpace,
+}
+
+impl PullClaims {
+    /// To be held while a pull is admitted, from before its filesystem is measured: no two get the same space.
+    pub async fn admit_alone(&self) -> MutexGuard<'_, ()> {
+        self.0.admitting.lock().await
+    }
+
+    /// The claims now. To be read before the filesystem is measured, which then has what an ended pull has written.
+    pub fn running(&self) -> RunningClaims {
+        *self.0.running.borrow()
+    }
+
+    /// Begins a claim; `free` is the measured space.
+    pub fn claim(&self, space: DiskSpace, free: DiskSpace) -> PullClaim {
+        self.0.running.send_modify(|running| running.begin(space, free));
+        PullClaim { claims: self.clone(), space }
+    }
+
+    /// The wait of one pull for others.
+    pub fn wait(&self) -> ClaimWait {
+        ClaimWait { running: self.0.running.subscribe(), until: Instant::now() + WAIT }
+    }
+}
+
+impl Drop for PullClaim {
+    fn drop(&mut self) {
+        self.claims.0.running.send_modify(|running| running.end(self.space));
+    }
+}
+
+/// The wait of a pull for running ones.
+#[derive(Debug)]
+pub struct ClaimWait {
+    running: watch::Receiver<RunningClaims>,
+    until: Instant,
+}
+
+impl ClaimWait {
+    /// Whether it may wait longer. To be called before the claims are read: a later change ends the wait.
+    pub fn begin(&mut self) -> bool {
+        self.running.mark_unchanged();
+        Instant::now() < self.until
+    }
+
+    /// Waits until a pull has begun or ended, or for the rest of the time.
+    pub async fn changed(&mut self) {
+        let _ = timeout_at(self.until, self.running.changed()).await;
+    }
+}
+
+/// The most that removing images would free. Retention may allow less.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RemovableSpace {
+    /// Space of all images without a mount.
+    Unmounted(DiskSpace),
+    /// All used space of the filesystem, where the part of the images is unknown.
+    Used(DiskSpace),
+}
+
+impl RemovableSpace {
+    /// Nothing.
+    pub const NONE: RemovableSpace = RemovableSpace::Unmounted(DiskSpace::ZERO);
+
+    fn amount(self) -> DiskSpace {
+        let (RemovableSpace::Unmounted(amount) | RemovableSpace::Used(amount)) = self;
+        amount
+    }
 }
 
 /// Not enough disk space for a pull.
@@ -131,8 +252,8 @@ pub struct InsufficientSpace {
     pub free: DiskSpace,
     /// The part of it that must remain free.
     pub reserve: DiskSpace,
-    /// Space that removing all images without a mount would free. Retention may allow less.
-    pub unmounted: DiskSpace,
+    /// The most that removing images would free.
+    pub removable: RemovableSpace,
 }
 
 impl InsufficientSpace {
@@ -141,20 +262,20 @@ impl InsufficientSpace {
         fits(self.need.least.bytes, self.free.bytes, self.reserve.bytes)
     }
 
-    /// Returns true if the pull would be admitted once all images without a mount are removed.
+    /// Returns true if the pull would be admitted once all that is removable was removed.
     pub(crate) fn fits_after_gc(&self) -> bool {
-        admit(self.need, self.free + self.unmounted, self.reserve, DiskSpace::default()).is_ok()
+        admit(self.need, self.free + self.removable.amount(), self.reserve, RemovableSpace::NONE).is_ok()
     }
 
     /// Returns the bytes that garbage collection has to free; the likely ones are no more than removing images can free.
     /// `None` if it cannot free enough, or if only inodes are short.
-    pub(crate) fn reclaim_bytes(&self) -> Option<ReclaimBytes> {
+    pub fn reclaim_bytes(&self) -> Option<ReclaimBytes> {
         if !self.fits_after_gc() || self.lacks_inodes_only() {
             return None;
         }
         let missing = |need: u64| need.saturating_add(self.reserve.bytes).saturating_sub(self.free.bytes);
         let (least, likely) = (missing(self.need.least.bytes), missing(self.need.likely.bytes));
-        Some(ReclaimBytes { least, likely: likely.min(self.unmounted.bytes).max(least) })
+        Some(ReclaimBytes { least, likely: likely.min(self.removable.amount().bytes).max(least) })
     }
 
     /// Returns the next step that the reader could try.
@@ -184,7 +305,12 @@ impl fmt::Display for InsufficientSpace {
         if self.reserve != DiskSpace::default() {
             write!(f, " ({} reserved)", show(&self.reserve))?;
         }
-        write!(f, "; images that are not mounted take {}", show(&self.unmounted))
+        match &self.removable {
+            RemovableSpace::Unmounted(amount) => {
+                write!(f, "; images that are not mounted take {}", show(amount))
+            }
+            RemovableSpace::Used(amount) => write!(f, "; {} of the filesystem are used", show(amount)),
+        }
     }
 }
 
@@ -202,6 +328,21 @@ mod tests {
 
     fn just(bytes: u64, inodes: u64) -> SpaceEstimate {
         SpaceEstimate { likely: of(bytes, inodes), least: of(bytes, inodes) }
+    }
+
+    /// Into a filesystem with this much space of images without a mount.
+    fn admit(
+        need: SpaceEstimate,
+        free: DiskSpace,
+        reserve: DiskSpace,
+        unmounted: DiskSpace,
+    ) -> Result<(), InsufficientSpace> {
+        super::admit(need, free, reserve, RemovableSpace::Unmounted(unmounted))
+    }
+
+    /// Where the archive of a layer is there until it is unpacked.
+    fn estimate(ratio: UnpackRatio, missing: &[u64]) -> SpaceEstimate {
+        super::estimate(ratio, missing, missing.iter().copied().max().unwrap_or_default())
     }
 
     #[test]
@@ -224,6 +365,54 @@ mod tests {
         assert!(refused(200).hint().to_string().contains("gc"), "then it is admitted");
         assert_eq!(admit(need, of(500, 0), of(0, 0), of(0, 0)), Ok(()));
         assert!(refused(99).hint().to_string().contains("df"));
+    }
+
+    #[test]
+    fn without_the_part_of_the_images_all_that_is_used_may_be_theirs() {
+        let used = |used| RemovableSpace::Used(of(used, 0));
+        let error = super::admit(just(700, 0), of(300, 0), of(0, 0), used(400)).unwrap_err();
+        let exactly = Some(ReclaimBytes::exactly(400));
+        assert_eq!(
+            (error.to_string().split_once("; ").unwrap().1, error.reclaim_bytes()),
+            ("400B of the filesystem are used", exactly)
+        );
+        let error = super::admit(just(700, 0), of(300, 0), of(0, 0), used(399)).unwrap_err();
+        assert_eq!(error.reclaim_bytes(), None, "it never fits");
+    }
+
+    #[test]
+    fn what_running_pulls_have_not_used_yet_is_no_room_for_others() {
+        let claims = PullClaims::default();
+        let unused = |free| claims.running().unused(of(free, 0)).bytes;
+        assert_eq!(unused(1000), 0);
+        let first = claims.claim(of(300, 0), of(1000, 0));
+        assert_eq!((unused(1000), unused(900), unused(700), unused(600)), (300, 200, 0, 0));
+        let second = claims.claim(of(100, 0), of(900, 0));
+        assert_eq!((unused(900), unused(700)), (300, 100), "100 of the first one were used");
+        assert_eq!(unused(5000), 400, "something else was freed");
+        drop(first);
+        assert_eq!((unused(700), unused(900)), (100, 100), "never more than is claimed");
+        drop(second);
+        assert_eq!(unused(1000), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pull_waits_for_the_end_of_others_and_no_longer_than_a_minute() {
+        let claims = PullClaims::default();
+        let mut wait = claims.wait();
+        let running = claims.claim(of(300, 0), of(1000, 0));
+        let began = Instant::now();
+        assert!(wait.begin());
+        let ends = async {
+            tokio::time::sleep(Duration::from_secs(20)).await;
+            drop(running);
+        };
+        tokio::join!(wait.changed(), ends);
+        assert_eq!(began.elapsed().as_secs(), 20);
+        assert!(wait.begin());
+        wait.changed().await;
+        assert_eq!(began.elapsed().as_secs(), 60);
+        assert!(!wait.begin());
     }
 
     #[test]

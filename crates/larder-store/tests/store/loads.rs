@@ -8,6 +8,7 @@ use larder_registry::{RegistryClient, RegistryConfig};
 use larder_store::disk::DiskSpace;
 use larder_store::pull::{LoadOutcome, PullError, StorePullConfig, StorePuller};
 use larder_store::store::Store;
+use larder_store::store::admission::RemovableSpace;
 use larder_store::store::import::ImportSource;
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use serde_json::json;
@@ -75,7 +76,7 @@ fn a_stream_keeps_the_reserve_free() {
         let (loaded, read) = load(store, archive, reserve);
         let error = loaded.expect_err("there is no room");
         let PullError::InsufficientSpace(full) = &error else { panic!("{error:?}") };
-        assert_ne!(full.unmounted, DiskSpace::default(), "that of app");
+        assert_ne!(full.removable, RemovableSpace::NONE, "that of app");
         assert!(error.hint().is_some(), "{error}");
         assert!(read < length / 2 + (1 << 20) && read < 8 << 20, "{read} of {length}: {error}");
         for dir in ["staging", "trash"] {

@@ -9,7 +9,7 @@ use super::archive::TarScanner;
 use super::error::ImportError;
 use crate::disk::DiskSpace;
 use crate::store::Store;
-use crate::store::admission::{SpaceEstimate, admit};
+use crate::store::admission::{RemovableSpace, SpaceEstimate, admit};
 use crate::store::error::StoreErrorContext as _;
 
 /// After so many bytes it is looked again how much is free.
@@ -64,7 +64,7 @@ impl Spool {
         }
         self.since_look = 0;
         let need = SpaceEstimate { likely: still, least: still };
-        Ok(admit(need, self.store.free()?, self.reserve, DiskSpace::default())?)
+        Ok(admit(need, self.store.free()?, self.reserve, RemovableSpace::NONE)?)
     }
 }
 
