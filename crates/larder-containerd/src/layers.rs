@@ -9,7 +9,7 @@
 //!                   -> archives of layers
 //! ```
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -33,6 +33,15 @@ use crate::proto::snapshots::{Info as Snapshot, Kind};
 
 /// Number of snapshots or leases queried concurrently.
 const CALLS_AT_ONCE: usize = 8;
+
+/// The layers that containerd has.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PresentLayers {
+    /// Digests of its blobs.
+    pub blobs: HashSet<String>,
+    /// Names of its committed snapshots: of layers, their chain IDs.
+    pub snapshots: HashSet<String>,
+}
 
 /// Queries containerd for the disk usage of layers. Other runtimes return an error.
 pub struct ContainerdLayers {
@@ -96,7 +105,21 @@ impl ContainerdLayers {
         Ok(Some(around.map(Path::to_owned).unwrap_or(snapshots)))
     }
 
-    /// Disk usage of the writable snapshot of a container, alone.
+    /// The layers that containerd has, fetched or unpacked with this snapshotter.
+    pub async fn present(&self, snapshotter: &str) -> Result<PresentLayers, BackendError> {
+        let found = self.client.within_limit(async {
+            let blobs = self.client.content(&self.namespace, None).await?;
+            let snapshots = self.client.snapshots(&self.namespace, snapshotter).await?;
+            let committed = snapshots.into_iter().filter(|snapshot| snapshot.kind() == Kind::Committed);
+            Ok(PresentLayers {
+                blobs: blobs.into_iter().map(|blob| blob.digest).collect(),
+                snapshots: committed.map(|snapshot| snapshot.name).collect(),
+            })
+        });
+        found.await.map_err(|status| self.client.error(&status))
+    }
+
+    /// Disk usage of a snapshot, such as the writable one of a container, without its parents.
     pub async fn written(&self, snapshotter: &str, snapshot: &str) -> Result<DiskSpace, BackendError> {
         let usage = self.client.usage(&self.namespace, snapshotter, snapshot);
         match self.client.within_limit(usage).await {

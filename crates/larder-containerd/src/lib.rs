@@ -35,7 +35,7 @@ mod uses;
 pub use activity::ContainerdActivity;
 pub use images::{ContainerdImage, ContainerdImages, ImageChanges};
 pub use inspect::{ContainerdInspector, SnapshotterPlugin};
-pub use layers::ContainerdLayers;
+pub use layers::{ContainerdLayers, PresentLayers};
 pub use publish::{ForeignName, ImagePublisher, PublishedImage};
 pub use shared_snapshots::{ContainerdShare, SharedSnapshots};
 pub use uses::{ContainerdPins, ContainerdUses};

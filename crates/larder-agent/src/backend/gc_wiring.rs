@@ -8,14 +8,17 @@ use larder::gc::{Collector, CollectorBuilder, InspectLayerSource, LayerSource, R
 use larder_containerd::{ContainerdActivity, ContainerdLayers};
 use larder_store::gc_sources::StoreFsStats;
 
+use super::admitted_runtime::AdmittedRuntime;
 use super::handle::BackendHandle;
 use super::published_layers::PublishedLayers;
 use super::publisher::StorePublisher;
+use crate::config::Config;
 
-/// The backend, and a collector's builder that knows how to ask it.
+/// The backend by the settings, and a collector's builder that knows how to ask it.
 /// Where images of the store are published, the containers of containerd use them, too.
 pub(crate) fn backend_and_collector(
     handle: &BackendHandle,
+    config: &Config,
     publisher: Option<&StorePublisher>,
 ) -> (Arc<dyn Backend>, CollectorBuilder) {
     match handle {
@@ -42,8 +45,10 @@ pub(crate) fn backend_and_collector(
         }
         BackendHandle::Runtime(runtime) => {
             let sizes = ContainerdLayers::new(runtime.image_channel(), runtime.request_timeout());
-            let backend: Arc<dyn Backend> = runtime.clone();
-            let layers = InspectLayerSource::new(backend.clone()).with_sizes_from(Arc::new(sizes));
+            let sizes = Arc::new(sizes);
+            let admitted = AdmittedRuntime::new(Arc::clone(runtime), Arc::clone(&sizes), config);
+            let backend: Arc<dyn Backend> = Arc::new(admitted);
+            let layers = InspectLayerSource::new(backend.clone()).with_sizes_from(sizes);
             let activity = ContainerdActivity::new(runtime.runtime_channel(), runtime.request_timeout());
             let mut builder =
                 Collector::builder(backend.clone()).layers(Arc::new(layers)).feed(Arc::new(activity));

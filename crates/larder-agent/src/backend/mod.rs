@@ -4,6 +4,7 @@
 //! Config -> target (where) -> open (BackendHandle) -> gc_wiring (CollectorBuilder)
 //! ```
 
+mod admitted_runtime;
 mod adopt;
 pub mod docker;
 pub(crate) mod gc_wiring;

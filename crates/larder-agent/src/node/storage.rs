@@ -65,7 +65,8 @@ impl Storage {
             runtime.observe_with(observability.metrics().clone());
             observability.metrics().runtime_configured();
         }
-        let (backend, mut collector) = gc_wiring::backend_and_collector(&handle, publisher.as_deref());
+        let (backend, mut collector) =
+            gc_wiring::backend_and_collector(&handle, config, publisher.as_deref());
         let unpublished =
             publisher::socket(config).filter(|_| handle.store().is_some() && publisher.is_none());
         if let Some(socket) = unpublished {

@@ -7,6 +7,7 @@
 
 mod access;
 mod bundle;
+mod burst;
 mod collect;
 mod commands;
 mod completion;

@@ -84,8 +84,8 @@ settings! {
     /// way to those for pods of a namespace with fewer slots.
     "store.minimumRateWindow": DurationCodec<1> => store.minimum_rate.window, Restart;
 
-    /// Space that stays free on the store's filesystem. A pull or load whose minimum size does not fit is rejected; one
-    /// that grows more fails.
+    /// Space that stays free on the store's filesystem, or on that of containerd's images in front of containerd. A pull or
+    /// load whose minimum size does not fit is rejected; one that grows more fails.
     "store.reserveBytes": ByteSizeCodec<0> => store.reserve_bytes, Restart;
 
     /// Inodes that stay free, likewise.
