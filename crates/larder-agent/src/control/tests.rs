@@ -545,6 +545,20 @@ async fn a_lease_on_an_image_of_a_runtime_outlives_the_process() {
     }
 }
 
+/// Its lease would retain the image that a later process pulls.
+#[tokio::test]
+async fn a_removal_answers_after_the_end_of_the_lease_is_on_disk() {
+    let served = TestDaemon::new();
+    served.backend.add_image("a:1", image("sha256:1", 100));
+    served.client().lease(api::LeaseRequest { image: "a:1".into(), seconds: 60 }).await.unwrap();
+    let request = api::RemoveRequest { images: vec!["a:1".into()], ..api::RemoveRequest::default() };
+    served.client().remove(request).await.unwrap();
+    assert_eq!(served.backend.images().len(), 0);
+    // At once: the process may be killed.
+    let next = RemovalGate::with_file(served.dir.path().join("leases.json"), Duration::ZERO);
+    assert_eq!(next.active_leases(), []);
+}
+
 #[tokio::test]
 async fn settings_wait_for_the_restart_that_one_of_them_requires() {
     let served = TestDaemon::new();

@@ -44,7 +44,8 @@ impl Collection {
         self.observability.record(EventType::Normal, EventReason::Untagged, message);
     }
 
-    /// Records a removal: as an event, and in the removal history. `pin` is what had pinned the image.
+    /// Records a removal: as an event, in the removal history, and by the end of its leases in their file. `pin` is what had
+    /// pinned the image.
     pub(crate) async fn record_removal(
         &self,
         api: RequestApi,
@@ -52,6 +53,12 @@ impl Collection {
         freed: Option<DiskSpace>,
         pin: Option<String>,
     ) {
+        if let Err(error) = self.save_leases().await {
+            tracing::warn!(
+                "a later process may retain a removed image that is pulled again: {}",
+                error.message()
+            );
+        }
         let by = Peer::current();
         self.observability.metrics().image_removed(api.word());
         if api == RequestApi::Cri {
