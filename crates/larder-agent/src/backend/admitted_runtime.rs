@@ -34,7 +34,8 @@ use larder_registry::{RegistryClient, RegistryConfig};
 use larder_store::pull::chain_id;
 use larder_store::store::UnpackRatio;
 use larder_store::store::admission::{
-    InsufficientSpace, PullClaim, PullClaims, RemovableSpace, SpaceEstimate, admit, estimate, learn,
+    DeclaredSize, InsufficientSpace, PullClaim, PullClaims, RemovableSpace, SpaceEstimate, admit, estimate,
+    learn,
 };
 use parking_lot::Mutex;
 use tokio::task::spawn_blocking;
@@ -336,7 +337,7 @@ fn missing_layers<'a>(
     has_content: bool,
     ratio: UnpackRatio,
 ) -> MissingLayers {
-    let (mut chains, mut archives, mut below) = (Vec::new(), 0_u64, None);
+    let (mut chains, mut sizes, mut archives, mut below) = (Vec::new(), Vec::new(), 0_u64, None);
     let mut seen = HashSet::new();
     for (layer, diff_id) in layers {
         let chain = chain_id(below.as_ref(), diff_id);
@@ -345,10 +346,10 @@ fn missing_layers<'a>(
                 archives = archives.saturating_add(layer.size);
             }
             chains.push((chain.clone(), layer.size));
+            sizes.push(DeclaredSize::of(layer));
         }
         below = Some(chain);
     }
-    let sizes: Vec<u64> = chains.iter().map(|(_, size)| *size).collect();
     MissingLayers { need: estimate(ratio, &sizes, archives), snapshotter: snapshotter.to_owned(), chains }
 }
 
@@ -477,14 +478,7 @@ mod tests {
     #[test]
     fn layers_are_missing_unless_they_are_unpacked_and_archives_unless_they_are_fetched() {
         let digest = |text: &str| Digest::sha256(text);
-        let layer = |name: &str| Descriptor {
-            media_type: String::new(),
-            digest: digest(name),
-            size: 100 * MB,
-            platform: None,
-            annotations: std::collections::BTreeMap::new(),
-            urls: Vec::new(),
-        };
+        let layer = |name: &str| Descriptor::new("", digest(name), 100 * MB);
         let (layers, diff_ids) = ([layer("a"), layer("b"), layer("b")], ["1", "2", "3"].map(digest));
         let chains: Vec<Digest> = diff_ids
             .iter()

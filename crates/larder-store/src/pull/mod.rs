@@ -43,7 +43,7 @@ pub use load::{LoadOutcome, LoadedImage};
 pub use plan::chain_id;
 
 use crate::disk::{DiskSpace, SpaceReserve};
-use crate::store::admission::{self, PullClaim, PullClaims, RemovableSpace, admit};
+use crate::store::admission::{self, DeclaredSize, PullClaim, PullClaims, RemovableSpace, admit};
 use crate::store::{
     ClaimOutcome, ImageCommit, ImageRecord, IngestId, IngestReferences, LayerHandle, LeaseRecord,
     LeaseResources, Store, StoreError, TransferLogin,
@@ -346,14 +346,14 @@ impl StorePuller {
         if missing.is_empty() {
             return Ok(AdmittedPull::Admitted(None));
         }
-        let sizes: Vec<u64> = missing.iter().map(|layer| layer.descriptor.size).collect();
+        let sizes: Vec<_> = missing.iter().map(|layer| DeclaredSize::of(&layer.descriptor)).collect();
         let ingests: Vec<IngestId> = missing.iter().map(|layer| origin.blob(layer).ingest_id()).collect();
         let _alone = self.claims.admit_alone().await;
         let (store, reserve, pulls) = (self.store.clone(), self.config.reserve, self.claims.clone());
         let fits = move || {
             store.sweep(&ClockReading::now())?;
             // The fetched bytes of a layer are there until it is unpacked.
-            let largest = sizes.iter().copied().max().unwrap_or_default();
+            let largest = sizes.iter().map(|size| size.fetched).max().unwrap_or_default();
             let need = admission::estimate(store.ratio()?, &sizes, largest);
             let need = need.after_download(store.ingested_bytes(&ingests), largest);
             let running = pulls.running();

@@ -1,7 +1,7 @@
 //! Admission: is there enough disk space for a pull? Pure: sizes in, admission or refusal out.
 //!
-//! A manifest declares compressed sizes, not the size on disk. That is estimated with a [`UnpackRatio`] learned from
-//! earlier pulls on this node. While a layer is unpacked its compressed bytes are still on disk, so both count.
+//! A manifest declares compressed sizes, and the size on disk only of some layers. Of others it is estimated with a
+//! [`UnpackRatio`] learned from earlier pulls on this node. While a layer is unpacked its compressed bytes are still on disk, so both count.
 //!
 //! Images differ: some grow to twice their compressed size, some to five times. A pull is refused only if the
 //! [least](SpaceEstimate) that it could take does not fit. One that grows more than that fails when it would use up the
@@ -17,6 +17,7 @@ use std::time::Duration;
 use larder::backend::ReclaimBytes;
 use larder::go_format;
 use larder::hint::Hint;
+use larder_registry::manifest::{Compression, Descriptor, MediaType};
 use tokio::sync::{MutexGuard, watch};
 use tokio::time::{Instant, timeout_at};
 
@@ -79,18 +80,52 @@ pub fn learn(before: Option<UnpackRatio>, fetched: u64, became: DiskSpace) -> Op
     })
 }
 
-/// Estimates the disk usage of a pull: `missing` are the sizes of the layers to unpack, in bytes as fetched; `fetched` are the
-/// bytes of archives that are on the disk beside what was unpacked of them.
-pub fn estimate(ratio: UnpackRatio, missing: &[u64], fetched: u64) -> SpaceEstimate {
-    let (likely_ratio, least_ratio) = (scaled(ratio, 1.0 + MARGIN), scaled(ratio, LEAST));
+/// The sizes that a manifest declares of a layer to unpack, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeclaredSize {
+    /// As fetched.
+    pub fetched: u64,
+    /// Uncompressed, if that is declared.
+    pub plain: Option<u64>,
+}
+
+/// Annotation of eStargz with the uncompressed size of a layer.
+const PLAIN_SIZE: &str = "io.containers.estargz.uncompressed-size";
+
+impl DeclaredSize {
+    /// Returns the sizes of a layer.
+    pub fn of(layer: &Descriptor) -> DeclaredSize {
+        let plain = match layer.kind() {
+            MediaType::Layer(Compression::None) => Some(layer.size),
+            _ => layer.annotations.get(PLAIN_SIZE).and_then(|size| size.parse().ok()),
+        };
+        DeclaredSize { fetched: layer.size, plain }
+    }
+}
+
+/// Estimates the disk usage of a pull: `missing` are the layers to unpack; `fetched` are the bytes of archives that are on the
+/// disk beside what was unpacked of them.
+pub fn estimate(ratio: UnpackRatio, missing: &[DeclaredSize], fetched: u64) -> SpaceEstimate {
     let (mut likely, mut least) = (DiskSpace::default(), DiskSpace::default());
-    for &size in missing {
-        likely += grown(likely_ratio, size);
-        least += grown(least_ratio, size);
+    for layer in missing {
+        let ratio = layer_ratio(ratio, *layer);
+        likely += grown(scaled(ratio, 1.0 + MARGIN), layer.fetched);
+        least += grown(scaled(ratio, LEAST), layer.fetched);
     }
     let fetched = DiskSpace { bytes: fetched, inodes: 0 };
     (likely, least) = (likely + fetched, least + fetched);
     SpaceEstimate { likely, least }
+}
+
+/// Returns the ratio of a layer: what the manifest declares, or what was learned.
+#[allow(clippy::cast_precision_loss, reason = "an estimate")]
+fn layer_ratio(learned: UnpackRatio, layer: DeclaredSize) -> UnpackRatio {
+    match layer.plain {
+        Some(plain) if layer.fetched > 0 => {
+            UnpackRatio { bytes: plain as f64 / layer.fetched as f64, ..learned }
+        }
+        _ => learned,
+    }
 }
 
 fn scaled(ratio: UnpackRatio, by: f64) -> UnpackRatio {
@@ -342,7 +377,8 @@ mod tests {
 
     /// Where the archive of a layer is there until it is unpacked.
     fn estimate(ratio: UnpackRatio, missing: &[u64]) -> SpaceEstimate {
-        super::estimate(ratio, missing, missing.iter().copied().max().unwrap_or_default())
+        let sizes: Vec<_> = missing.iter().map(|&fetched| DeclaredSize { fetched, plain: None }).collect();
+        super::estimate(ratio, &sizes, missing.iter().copied().max().unwrap_or_default())
     }
 
     #[test]
@@ -459,6 +495,25 @@ mod tests {
         // What is fetched must fit in any case.
         let dense = estimate(UnpackRatio { bytes: 0.1, inodes: 0.0 }, &layers).least;
         assert_eq!(dense.bytes, 160_000_000 + 77_000_000);
+    }
+
+    /// Of bytes that do not compress, an unpacked layer takes what its archive takes; collection makes room for both.
+    #[test]
+    fn a_layer_whose_size_is_declared_needs_hardly_more_than_that() {
+        let digest = larder::reference::Digest::sha256("layer");
+        let layer = |media_type: &str| Descriptor::new(media_type, digest.clone(), 100_000_000);
+        let needs = |layer: &Descriptor| {
+            let need = super::estimate(FIRST, &[DeclaredSize::of(layer)], layer.size);
+            (need.least.bytes / 1_000_000, need.likely.bytes / 1_000_000)
+        };
+        let gzip = "application/vnd.oci.image.layer.v1.tar+gzip";
+        assert_eq!(needs(&layer(gzip)), (200, 320), "nothing is known");
+        assert_eq!(needs(&layer("application/vnd.oci.image.layer.v1.tar")), (200, 210));
+        let mut estargz = layer(gzip);
+        estargz.annotations.insert(PLAIN_SIZE.to_owned(), "300000000".to_owned());
+        assert_eq!(needs(&estargz), (250, 430));
+        estargz.annotations.insert(PLAIN_SIZE.to_owned(), "many".to_owned());
+        assert_eq!(needs(&estargz), (200, 320));
     }
 
     #[test]
