@@ -24,6 +24,7 @@ use larder::backend::{
 use larder::credentials::Credential;
 use larder::error_chain;
 use larder::gc::DiskSpace;
+use larder::hint::Hint;
 use larder::image_service::{FsStats, ImageService, local_disk};
 use larder::pod::SandboxConfig;
 use larder::reference::{Digest, ImageId, Reference};
@@ -236,11 +237,14 @@ impl AdmittedRuntime {
     ) -> BackendError {
         let Some(disk) = self.measure().await else { return error };
         let missing = self.missing(image, credential, &disk.snapshots).await;
+        let reclaim_bytes = reclaim_after(missing.as_ref(), disk.stats, self.reserve);
         if let BackendError::Call { kind, .. } = &mut error {
-            let reclaim_bytes = reclaim_after(missing.as_ref(), disk.stats, self.reserve);
             *kind = CallErrorKind::InsufficientSpace { reclaim_bytes };
         }
-        error
+        error.with_hint(match reclaim_bytes {
+            Some(_) => Hint::new().command(["gc", "--all-unused"]).text(" removes unused images"),
+            None => Hint::new().command(["df"]).text(" shows disk usage"),
+        })
     }
 }
 

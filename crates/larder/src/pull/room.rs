@@ -52,7 +52,7 @@ pub(super) fn without_room(error: PullerError, outcome: RoomOutcome) -> PullerEr
 
 fn shortage(cause: &BackendError, outcome: RoomOutcome) -> Option<BackendError> {
     let BackendError::Call { kind, message, hint, .. } = cause else { return None };
-    kind.reclaim_bytes()?;
+    let lacking = kind.reclaim_bytes()?.likely;
     let reclaimable =
         |bytes: u64| format!("{message}, of which {} are reclaimable now", go_format::bytes(bytes));
     match outcome {
@@ -62,7 +62,9 @@ fn shortage(cause: &BackendError, outcome: RoomOutcome) -> Option<BackendError> 
         }
         RoomOutcome::NotEnough { reclaimable: bytes } => {
             let kind = CallErrorKind::InsufficientSpace { reclaim_bytes: None };
-            let hint = Hint::new().command(["gc", "--dry-run"]).text(" says why each image is retained");
+            let free = format!("{}MB", lacking.div_ceil(1_000_000));
+            let dry_run = ["gc".to_owned(), "--dry-run".to_owned(), "--free".to_owned(), free];
+            let hint = Hint::new().command(dry_run).text(" says why each image is retained");
             let message = bytes.map_or_else(|| message.clone(), reclaimable);
             Some(BackendError::call(kind, message).with_hint(hint))
         }

@@ -219,7 +219,10 @@ async fn a_pull_that_lacks_space_goes_on_when_there_is_room() {
         let Err(error) = ended else { continue };
         let is_told = error.message.contains("insufficient space, of which 300B are reclaimable now");
         assert_eq!(is_told, rounds == 0, "what a round may free now: {error}");
-        let kind = error.failure.expect("the backend failed").kind;
+        let failure = error.failure.expect("the backend failed");
+        let hint = failure.hint.expect("a next step").to_string();
+        assert!(hint.starts_with("larder gc --dry-run --free 1MB "), "{hint}");
+        let kind = failure.kind;
         assert_eq!(
             kind,
             CallErrorKind::InsufficientSpace { reclaim_bytes: None },
