@@ -106,6 +106,9 @@ async fn one(entry: &PrefetchItem, context: &PrefetchContext, is_retry: bool) ->
                 .begin_presence_check()
                 .lease(&ensured.image_ref, LeasePurpose::Ensure, time)
                 .await;
+            if let Err(error) = context.gate.save_leases().await {
+                tracing::warn!("GC of a later process may remove prefetched images: {error}");
+            }
         }
         PrefetchRetention::Nothing => {}
     }
@@ -254,6 +257,30 @@ mod tests {
             () = time::sleep(Duration::from_secs(1)) => {}
         }
         assert!(held.retentions().await.unwrap().is_empty(), "released");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_lease_of_a_prefetched_image_outlives_the_process() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = || RemovalGate::with_file(dir.path().join("leases.json"), Duration::from_secs(600));
+        let backend = FakeBackend::new();
+        backend.offer("a:1", image("sha256:a", 1));
+        let context = PrefetchContext {
+            manager: Arc::new(ImageManager::new(Arc::new(backend.clone()))),
+            gate: Arc::new(file()),
+            held: DesiredUses::default(),
+            collector: None,
+            node: ObjectRef::node("n"),
+        };
+        let lease = PrefetchRetention::Lease(Duration::from_secs(300));
+        let list = vec![PrefetchItem { jitter: Duration::ZERO, ..entry(PrefetchSchedule::Start, lease) }];
+        tokio::select! {
+            biased;
+            () = run_prefetch(list, context, None) => unreachable!("the node runs until dropped"),
+            () = time::sleep(Duration::from_secs(5)) => {}
+        }
+        let leased: Vec<_> = file().active_leases().into_iter().map(|(image, _)| image).collect();
+        assert_eq!(leased, ["sha256:a"]);
     }
 
     #[tokio::test(start_paused = true)]
