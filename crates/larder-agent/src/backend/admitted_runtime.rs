@@ -8,7 +8,8 @@
 //!
 //! The registry is asked with the credential of the call, and only where a quarter of the disk does not fit beside what
 //! running pulls claim. What it answers, and what containerd has of the image, say what is missing. Where that is unknown,
-//! such as behind a mirror that only the runtime knows, or with another runtime, the pull is the runtime's alone.
+//! such as behind a mirror that only the runtime knows, or with another runtime, the pull is the runtime's alone; so is
+//! one of an image that is present under its name, as with the policy Always.
 
 use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt as _;
@@ -152,7 +153,12 @@ impl AdmittedRuntime {
                 Admission::Refused(full) => return Err(refused(full)),
                 Admission::Ask => {
                     drop(alone);
-                    let missing = self.missing(image, credential, &disk.snapshots).await;
+                    // One that is present is pulled for what has changed, mostly nothing.
+                    let is_present = matches!(self.runtime.status(image).await, Ok(Some(_)));
+                    let missing = match is_present {
+                        true => None,
+                        false => self.missing(image, credential, &disk.snapshots).await,
+                    };
                     size = missing.map_or(PullSize::Unknown, PullSize::Missing);
                 }
                 Admission::Wait => {
