@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use super::packages::{Package, program};
 use super::process::{ServerProcess, WAIT_LIMIT, poll};
-use super::tls::{Certificates, certificates};
+use super::tls::{Certificates, certificates, self_signed};
 use super::{PeerError, PeerResult};
 
 /// Who may use a registry.
@@ -32,6 +32,8 @@ pub enum TlsMode {
     None,
     /// HTTPS with a certificate of an authority that was made for this registry.
     PrivateCa,
+    /// HTTPS with a certificate that is its own authority (`CA:TRUE`), as `openssl req -x509` makes it.
+    SelfSigned,
 }
 
 /// The user that a registry with [`RegistryAccess::Basic`] knows.
@@ -102,6 +104,7 @@ impl RegistryProcess {
         let certificates = match options.tls {
             TlsMode::None => None,
             TlsMode::PrivateCa => Some(certificates(dir.path())?),
+            TlsMode::SelfSigned => Some(self_signed(dir.path())?),
         };
         let mut registry = RegistryProcess {
             server: None,
@@ -183,7 +186,7 @@ impl RegistryProcess {
     pub fn scheme(&self) -> &'static str {
         match self.options.tls {
             TlsMode::None => "http",
-            TlsMode::PrivateCa => "https",
+            TlsMode::PrivateCa | TlsMode::SelfSigned => "https",
         }
     }
 

@@ -1,11 +1,10 @@
 //! Client certificates, shown to whom they are for.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 
 use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, ResponseFault};
-use larder_testkit_peers::tls::certificates;
+use larder_testkit_peers::tls::{CertificateRequest, certificates};
 use larder_testkit_peers::{Availability, Package, require};
 use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject as _;
@@ -18,33 +17,14 @@ use crate::support::*;
 
 /// A certificate for a client, of the CA in `dir`.
 fn client_certificate(dir: &Path) -> (PathBuf, PathBuf) {
-    let (certificate, key) = (dir.join("client.cert"), dir.join("client.key"));
-    let output = Command::new("openssl")
-        .args([
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:prime256v1",
-            "-nodes",
-            "-days",
-            "1",
-        ])
-        .args(["-subj", "/CN=node", "-addext", "basicConstraints=critical,CA:FALSE"])
-        .args(["-addext", "extendedKeyUsage=clientAuth"])
-        .arg("-CA")
-        .arg(dir.join("trust/ca.crt"))
-        .arg("-CAkey")
-        .arg(dir.join("ca.key"))
-        .arg("-keyout")
-        .arg(&key)
-        .arg("-out")
-        .arg(&certificate)
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    (certificate, key)
+    CertificateRequest {
+        subject: "node",
+        issuer: Some((&dir.join("trust/ca.crt"), &dir.join("ca.key"))),
+        extensions: &["basicConstraints=critical,CA:FALSE", "extendedKeyUsage=clientAuth"],
+        ..CertificateRequest::default()
+    }
+    .make(dir, "client")
+    .unwrap()
 }
 
 /// Speaks TLS before a registry, to clients with a certificate of the CA in `dir`; its address.
@@ -109,7 +89,7 @@ async fn a_client_certificate_is_shown_in_each_of_the_ways_to_name_it() {
         assert_eq!(outcome.is_ok(), good, "{client}: {outcome:?}");
         if let Err(error) = outcome {
             assert_eq!(kind(&error), "tls", "{error}");
-            assert!(error.to_string().contains("CertificateRequired"), "{error}");
+            assert!(error.to_string().contains("the server requires a client certificate"), "{error}");
         }
     }
     // Docker's way.
