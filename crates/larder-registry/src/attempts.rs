@@ -76,6 +76,7 @@ mod tests {
 
     use super::*;
     use crate::error::ErrorResponse;
+    use crate::tls::TlsProblem;
 
     const MINUTE: Duration = Duration::from_secs(60);
     const LAST: AttemptContext =
@@ -98,7 +99,7 @@ mod tests {
             FetchErrorKind::Denied(answer()),
             FetchErrorKind::Refused(answer()),
             FetchErrorKind::BadReply("x".into()),
-            FetchErrorKind::Tls("x".into()),
+            FetchErrorKind::Tls(TlsProblem::PlainHttp),
             FetchErrorKind::TooLarge { limit: 1 },
         ] {
             assert_eq!(LAST.advice(&failure, true), GiveUp, "{failure}");

@@ -10,6 +10,7 @@ use larder::reference::Digest;
 use super::fetch_notice::short;
 use super::hosts::HostsError;
 use super::next_step::{FetchContext, next_step};
+use super::tls::TlsProblem;
 use crate::manifest::ManifestError;
 
 /// A fetch that failed at every host that could serve it. The text names the repository, the target, the host and the
@@ -120,7 +121,7 @@ pub enum FetchErrorKind {
     Unreachable(String),
     /// The TLS handshake failed.
     #[error("TLS: {0}")]
-    Tls(String),
+    Tls(TlsProblem),
     /// No response headers within the time limit.
     #[error("no answer within {}", short(*.0))]
     NoAnswer(Duration),
@@ -206,7 +207,7 @@ impl FetchErrorKind {
                 FetchErrorKind::RateLimited { answer: answer.clone(), after: *after }
             }
             FetchErrorKind::Unreachable(text) => FetchErrorKind::Unreachable(text.clone()),
-            FetchErrorKind::Tls(text) => FetchErrorKind::Tls(text.clone()),
+            FetchErrorKind::Tls(problem) => FetchErrorKind::Tls(problem.clone()),
             FetchErrorKind::NoAnswer(limit) => FetchErrorKind::NoAnswer(*limit),
             other => FetchErrorKind::BadReply(other.to_string()),
         }

@@ -55,7 +55,7 @@ pub use hosts::HostsError;
 pub use image::ImageDocuments;
 pub use login::LoginResult;
 pub use session::{RepositorySession, ResolvedManifest};
-pub use tls::TlsSettingsError;
+pub use tls::{CertificateProblem, TlsProblem, TlsSettingsError};
 pub use transport::{PlainClientTls, USER_AGENT, plain_client};
 
 /// The schemes that a `WWW-Authenticate` field offers, in lower case. Public for the fuzz target of the parser.

@@ -1,10 +1,13 @@
 //! The next step after a failed fetch. Pure.
 
+use std::net::IpAddr;
+
 use larder::credentials::CredentialLocation;
 use larder::hint::Hint;
 
 use super::error::{FetchError, FetchErrorKind, FetchTarget, is_refused};
 use super::hosts::HostsConfig;
+use super::tls::{CertificateProblem, TlsProblem};
 
 /// Input of an error's text and next step beside the cause.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -15,6 +18,8 @@ pub(crate) struct FetchContext {
     pub(crate) credential: Option<CredentialLocation>,
     /// The configuration of the registry's hosts.
     pub(crate) hosts: Option<HostsConfig>,
+    /// Whether the host is a mirror of the registry.
+    pub(crate) is_mirror: bool,
     /// Whether the registry was asked without TLS.
     pub(crate) plain_http: bool,
     /// Tags of the repository that are similar to one that does not exist.
@@ -58,9 +63,7 @@ pub(crate) fn next_step(error: &FetchError) -> Option<Hint> {
             "check the registry's name and the network; proxies are configured with HTTPS_PROXY",
             context.hosts.as_ref(),
         ),
-        FetchErrorKind::Tls(_) => {
-            "set `ca` in certs.d/REGISTRY/hosts.toml to the registry's CA certificate; for plain HTTP, set server = \"http://REGISTRY\" there".into()
-        }
+        FetchErrorKind::Tls(problem) => of_tls(problem, error).into(),
         FetchErrorKind::Manifest(error) => return error.hint().map(Hint::from),
         FetchErrorKind::Hosts(error) => return error.hint().map(Hint::from),
         FetchErrorKind::NoHost => "give a host in hosts.toml capabilities = [\"pull\", \"resolve\"]".into(),
@@ -75,6 +78,90 @@ pub(crate) fn next_step(error: &FetchError) -> Option<Hint> {
         | FetchErrorKind::BadReply(_)
         | FetchErrorKind::BadRange(_) => return None,
     })
+}
+
+/// The next step after a failed TLS connection, with an example where `hosts.toml` can help.
+fn of_tls(problem: &TlsProblem, error: &FetchError) -> String {
+    let hosts_toml = HostsTomlExample::of(error);
+    match problem {
+        TlsProblem::Redirected { problem, .. } => of_tls(problem, error),
+        TlsProblem::Certificate(problem) => of_certificate(problem, &error.host, &hosts_toml),
+        TlsProblem::PlainHttp => {
+            format!("for plain HTTP, write server = \"http://{}\" to {}", error.host, hosts_toml.file)
+        }
+        TlsProblem::NoClientCertificate | TlsProblem::ClientCertificate(_) => format!(
+            "{}, with files that the CA of the registry issued",
+            hosts_toml.with("client = [[\"client.cert\", \"client.key\"]]")
+        ),
+        TlsProblem::Incompatible(_) => {
+            "the registry must support TLS 1.2 or 1.3, with a key of RSA 2048 or more, P-256, P-384 or Ed25519".into()
+        }
+        TlsProblem::Other(_) => format!("check the port, and the TLS settings in {}", hosts_toml.file),
+    }
+}
+
+fn of_certificate(problem: &CertificateProblem, host: &str, hosts_toml: &HostsTomlExample) -> String {
+    match problem {
+        CertificateProblem::Expired(_) => {
+            format!("renew the certificate of {host}; if it is valid, set the clock of this machine (date)")
+        }
+        CertificateProblem::NotYetValid(_) => "set the clock of this machine (date shows it)".into(),
+        CertificateProblem::IssuerExpired { .. } => {
+            "renew the CA certificate, and replace it here (ca in hosts.toml, or the certificates of the system)".into()
+        }
+        CertificateProblem::WrongName { asked, names } => {
+            let name = subject_alt_name(asked);
+            format!("pull by a name of the certificate ({}), or issue it again with {name}", names.join(", "))
+        }
+        CertificateProblem::NoName => {
+            let bare = host.rsplit_once(':').map_or(host, |(bare, _)| bare);
+            format!("issue it again with {}", subject_alt_name(bare))
+        }
+        CertificateProblem::SelfSigned => {
+            hosts_toml.with("ca = \"ca.crt\"") + ", with this certificate of the registry as ca.crt beside it"
+        }
+        CertificateProblem::UnknownIssuer(_) | CertificateProblem::OtherKey(_) => {
+            hosts_toml.with("ca = \"ca.crt\"") + ", with the certificate of this CA as ca.crt beside it"
+        }
+        _ => format!("issue the certificate again; to accept any until then, {}", hosts_toml.with("skip_verify = true")),
+    }
+}
+
+/// The extension of openssl for a name or an address.
+fn subject_alt_name(name: &str) -> String {
+    let kind = if name.parse::<IpAddr>().is_ok() { "IP" } else { "DNS" };
+    format!("openssl's -addext subjectAltName={kind}:{name}")
+}
+
+/// The `hosts.toml` for a host, and the table of its settings.
+struct HostsTomlExample {
+    file: String,
+    /// The line that the settings of the host follow.
+    head: String,
+}
+
+impl HostsTomlExample {
+    fn of(error: &FetchError) -> HostsTomlExample {
+        let FetchError { context, host, .. } = error;
+        let registry = error.repository.split('/').next().unwrap_or_default();
+        let file = match &context.hosts {
+            Some(HostsConfig::Found(dir) | HostsConfig::Missing(Some(dir))) => {
+                dir.join("hosts.toml").display().to_string()
+            }
+            Some(HostsConfig::Missing(None)) | None => format!("certs.d/{registry}/hosts.toml"),
+        };
+        let head = if context.is_mirror {
+            format!("[host.\"https://{host}\"]")
+        } else {
+            format!("server = \"https://{host}\"")
+        };
+        HostsTomlExample { file, head }
+    }
+
+    /// The step that gives the host a setting.
+    fn with(&self, setting: &str) -> String {
+        format!("write {}, then {setting}, to {}", self.head, self.file)
+    }
 }
 
 /// Whether a request named its target by a digest, and not by a tag that could be wrong.
@@ -127,7 +214,7 @@ fn with_mirrors(text: &str, hosts: Option<&HostsConfig>) -> Hint {
             Hint::from(format!("{text}; the hosts of the registry are configured in {}", dir.display()))
         }
         Some(HostsConfig::Missing(Some(dir))) => Hint::from(format!(
-            "{text}; no mirror is configured: one can be in {}",
+            "{text}; no mirror is configured: [host.\"https://MIRROR\"] in {} adds one",
             dir.join("hosts.toml").display()
         )),
         Some(HostsConfig::Missing(None)) | None => Hint::from(text.to_owned()),
@@ -200,13 +287,57 @@ mod tests {
     }
 
     #[test]
+    fn a_tls_problem_has_an_example_of_hosts_toml_or_what_is_wrong_with_the_certificate() {
+        let context = |is_mirror| FetchContext {
+            hosts: Some(HostsConfig::Missing(Some("/etc/c/r".into()))),
+            is_mirror,
+            ..FetchContext::default()
+        };
+        let wrong_name = CertificateProblem::WrongName { asked: "10.0.0.1".into(), names: vec!["a".into()] };
+        for (problem, is_mirror, expected) in [
+            (
+                CertificateProblem::SelfSigned.into(),
+                false,
+                "write server = \"https://registry.example:5000\", then ca = \"ca.crt\", to /etc/c/r/hosts.toml",
+            ),
+            (
+                CertificateProblem::UnknownIssuer("CN=shop".into()).into(),
+                true,
+                "write [host.\"https://registry.example:5000\"], then ca = \"ca.crt\", to /etc/c/r/hosts.toml",
+            ),
+            (
+                wrong_name.into(),
+                false,
+                "(a), or issue it again with openssl's -addext subjectAltName=IP:10.0.0.1",
+            ),
+            (CertificateProblem::NoName.into(), false, "subjectAltName=DNS:registry.example"),
+            (
+                CertificateProblem::Expired("x".into()).into(),
+                false,
+                "renew the certificate of registry.example:5000",
+            ),
+            (CertificateProblem::NotYetValid("x".into()).into(), false, "clock"),
+            (CertificateProblem::WrongUsage.into(), false, "skip_verify = true, to /etc/c/r/hosts.toml"),
+            (
+                TlsProblem::PlainHttp,
+                false,
+                "write server = \"http://registry.example:5000\" to /etc/c/r/hosts.toml",
+            ),
+            (TlsProblem::NoClientCertificate, false, "client = [[\"client.cert\", \"client.key\"]]"),
+        ] {
+            let text = hint(FetchErrorKind::Tls(problem), context(is_mirror));
+            assert!(text.contains(expected), "{text}");
+        }
+    }
+
+    #[test]
     fn an_unreachable_host_names_the_mirror_configuration() {
         let refused = || FetchErrorKind::Unreachable("tcp connect error: Connection refused".into());
         for (hosts, expected) in [
             (HostsConfig::Found("/etc/c/r".into()), "are configured in /etc/c/r"),
             (
                 HostsConfig::Missing(Some("/etc/c/r".into())),
-                "no mirror is configured: one can be in /etc/c/r/hosts.toml",
+                "no mirror is configured: [host.\"https://MIRROR\"] in /etc/c/r/hosts.toml adds one",
             ),
         ] {
             let context = FetchContext { hosts: Some(hosts), ..FetchContext::default() };

@@ -403,6 +403,7 @@ impl RepositorySession {
             earlier,
             credential: self.credential.clone().filter(|_| gets_credential),
             hosts: Some(in_place(|| HostsConfig::of(self.image.registry(), &self.shared.config))),
+            is_mirror: asked.is_some_and(|link| !link.host.is_registry),
             plain_http: asked.is_some_and(|link| link.host.is_registry && link.host.base.scheme() == "http"),
             nearest_tags: Vec::new(),
         }

@@ -21,7 +21,7 @@ use super::address_class::{AddressClass, GuardedResolver, InternalAddress};
 use super::config::{Proxy, RegistryConfig};
 use super::error::{FetchErrorKind, printable};
 use super::hosts::{authority, is_loopback};
-use super::tls::{self, ClientPem, TlsSettings};
+use super::tls::{self, ClientPem, TlsProblem, TlsSettings};
 
 /// Name of larder in HTTP requests.
 pub const USER_AGENT: &str = concat!("larder/", env!("CARGO_PKG_VERSION"));
@@ -48,7 +48,7 @@ pub fn plain_client(
         }),
         None => tls::no_tls(),
     };
-    let tls = tls.map_err(|error| FetchErrorKind::Tls(error.to_string()))?;
+    let tls = tls.map_err(|error| FetchErrorKind::Tls(TlsProblem::Other(error.to_string())))?;
     let builder = Client::builder()
         .tls_backend_preconfigured(tls)
         .redirect(reqwest::redirect::Policy::none())
@@ -205,7 +205,7 @@ impl HttpTransport {
             Some(settings) => tls::client_config(settings),
             None => tls::no_tls(),
         };
-        let tls = tls.map_err(|error| FetchErrorKind::Tls(error.to_string()))?;
+        let tls = tls.map_err(|error| FetchErrorKind::Tls(TlsProblem::Other(error.to_string())))?;
         let builder = Client::builder()
             .tls_backend_preconfigured(tls)
             .http1_only() // on one HTTP/2 connection all ranges of a blob would share one window
@@ -324,8 +324,8 @@ fn along(kind: FetchErrorKind, redirected: bool, url: &Url) -> FetchErrorKind {
         FetchErrorKind::Unreachable(text) if redirected => {
             FetchErrorKind::Unreachable(format!("redirected to {}: {text}", authority(url)))
         }
-        FetchErrorKind::Tls(text) if redirected => {
-            FetchErrorKind::Tls(format!("redirected to {}: {text}", authority(url)))
+        FetchErrorKind::Tls(problem) if redirected => {
+            FetchErrorKind::Tls(TlsProblem::Redirected { to: authority(url), problem: Box::new(problem) })
         }
         other => other,
     }
@@ -340,14 +340,15 @@ pub(crate) fn explain(error: reqwest::Error, connect_timeout: Duration) -> Fetch
             super::fetch_notice::short(connect_timeout)
         ));
     }
-    let mut is_tls = false;
+    if let Some(problem) = TlsProblem::behind(&error) {
+        return FetchErrorKind::Tls(problem);
+    }
     let mut texts: Vec<String> = Vec::new();
     let mut cause = error.source();
     while let Some(error) = cause {
         if error.is::<InternalAddress>() {
             return FetchErrorKind::BadReply(error.to_string());
         }
-        is_tls |= is_of_tls(error);
         let text = error.to_string();
         // Said by the "dns error" around it.
         let text = text.strip_prefix("failed to lookup address information: ").unwrap_or(&text).to_owned();
@@ -361,17 +362,7 @@ pub(crate) fn explain(error: reqwest::Error, connect_timeout: Duration) -> Fetch
     if texts.is_empty() {
         texts.push(error.to_string());
     }
-    let text = printable(&texts.join(": "));
-    if is_tls { FetchErrorKind::Tls(text) } else { FetchErrorKind::Unreachable(text) }
-}
-
-/// Whether an error is one of TLS. Those of the handshake are wrapped in I/O errors, possibly several times.
-fn is_of_tls(error: &(dyn Error + 'static)) -> bool {
-    if error.is::<rustls::Error>() {
-        return true;
-    }
-    let carried = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
-    carried.is_some_and(|inner| is_of_tls(inner))
+    FetchErrorKind::Unreachable(printable(&texts.join(": ")))
 }
 
 #[cfg(test)]

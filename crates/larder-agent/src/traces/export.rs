@@ -56,7 +56,10 @@ impl<C: HttpClient> HttpClient for NotingClient<C> {
 }
 
 /// The text of the error that caused the others, which may name a URL with a token.
-fn innermost(error: &dyn std::error::Error) -> String {
+fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
+    if let Some(problem) = larder_registry::TlsProblem::behind(error) {
+        return problem.to_string();
+    }
     error.source().map_or_else(|| error.to_string(), innermost)
 }
 

@@ -224,11 +224,14 @@ impl Outage {
     }
 }
 
-/// Next step for a certificate, from the text of rustls: the exporters report nothing else.
+/// Next step for a certificate, from the text, which is all that the exporters report: that of rustls over gRPC.
 fn next_step(failure: &str) -> Option<&'static str> {
-    if failure.contains("UnknownIssuer") {
+    if ["UnknownIssuer", "not trusted"].iter().any(|text| failure.contains(text)) {
         Some("set OTEL_EXPORTER_OTLP_CERTIFICATE to a file with the CA certificate of the collector")
-    } else if failure.contains("CertificateRequired") {
+    } else if ["CertificateRequired", "requires a client certificate"]
+        .iter()
+        .any(|text| failure.contains(text))
+    {
         Some("set OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and OTEL_EXPORTER_OTLP_CLIENT_KEY")
     } else {
         None
@@ -289,11 +292,15 @@ mod tests {
     #[test]
     fn the_next_step_is_that_for_the_certificate() {
         let step = |failure| next_step(failure).unwrap_or_default();
-        assert!(step("invalid peer certificate: UnknownIssuer").contains("OTEL_EXPORTER_OTLP_CERTIFICATE"));
-        assert!(
-            step("received fatal alert: CertificateRequired")
-                .contains("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE")
-        );
+        for untrusted in ["invalid peer certificate: UnknownIssuer", "issued by CN=ca, which is not trusted"]
+        {
+            assert!(step(untrusted).contains("OTEL_EXPORTER_OTLP_CERTIFICATE"));
+        }
+        for required in
+            ["received fatal alert: CertificateRequired", "the server requires a client certificate"]
+        {
+            assert!(step(required).contains("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE"));
+        }
         assert_eq!(step("invalid peer certificate: Expired"), "", "the error says it");
     }
 

@@ -59,7 +59,7 @@ fn a_denial_names_the_login_and_the_credential_that_was_sent() {
 fn an_unreachable_registry_names_the_configuration_of_its_mirrors() {
     let world = CliFixture::new();
     let hints = hints_of(&world, "127.0.0.1:1/app:1", 1);
-    assert!(hints.contains("no mirror is configured: one can be in "), "{hints}");
+    assert!(hints.contains("no mirror is configured: [host.\"https://MIRROR\"] in "), "{hints}");
     assert!(hints.contains("127.0.0.1:1/hosts.toml"), "{hints}");
 }
 

@@ -62,7 +62,9 @@ impl HostsError {
             HostsError::Syntax { .. } | HostsError::Key { .. } => Some(
                 "the format is containerd's hosts.toml; pulls from this registry fail until the file is corrected",
             ),
-            HostsError::Certificate { .. } => Some("certificates and keys are PEM files"),
+            HostsError::Certificate { .. } => Some(
+                "put a PEM file there (BEGIN CERTIFICATE, BEGIN PRIVATE KEY); pulls from this registry fail until then",
+            ),
             HostsError::Read(_) => Some("make it readable for the user that larder runs as, or remove it"),
             HostsError::Name { .. } => None,
         }

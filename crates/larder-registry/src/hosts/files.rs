@@ -7,7 +7,7 @@ use reqwest::Url;
 
 use super::error::HostsError;
 use super::host::{RegistryHost, is_loopback};
-use crate::tls::{self, ClientPem};
+use crate::tls::{self, ClientPem, ClientPemError};
 
 /// The registry's server with the certificates of its directory. If there are any, it uses TLS.
 pub(super) fn with_certificates(dir: &Path, mut server: RegistryHost) -> Result<RegistryHost, HostsError> {
@@ -45,8 +45,11 @@ pub(super) fn authority(file: &Path, key: &str) -> Result<Vec<u8>, HostsError> {
 pub(super) fn client(certificate: &Path, private: &Path, key: &str) -> Result<ClientPem, HostsError> {
     let read = |file: &Path| read_file(file).map_err(HostsError::Read);
     let pem = ClientPem { certificate: read(certificate)?, key: read(private)? };
-    tls::identity(&pem).map_err(|cause| unusable(certificate, key, cause))?;
-    Ok(pem)
+    match tls::identity(&pem) {
+        Ok(_) => Ok(pem),
+        Err(ClientPemError::Certificate(cause)) => Err(unusable(certificate, key, cause)),
+        Err(ClientPemError::Key(cause)) => Err(unusable(private, key, cause)),
+    }
 }
 
 fn unusable(file: &Path, key: &str, cause: tls::TlsSettingsError) -> HostsError {

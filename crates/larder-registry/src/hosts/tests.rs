@@ -201,7 +201,7 @@ fn certificates_that_are_missing_or_wrong_are_named() {
     let error = hosts_of("reg.example", &config, &|_| ()).unwrap_err();
     assert!(error.to_string().contains("ca of"), "{error}");
     assert!(error.to_string().contains(&root.path().display().to_string()), "{error}");
-    assert_eq!(error.source().unwrap().to_string(), "contains no certificate");
+    assert_eq!(error.source().unwrap().to_string(), "contains no PEM certificate (BEGIN CERTIFICATE)");
 }
 
 #[test]

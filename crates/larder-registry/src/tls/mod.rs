@@ -2,16 +2,22 @@
 //!
 //! The only module that depends on the cryptography provider.
 
+mod problem;
+mod verifier;
+
 use std::fmt;
 use std::sync::Arc;
 
 use rustls::client::ResolvesClientCert;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
+use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::sign::CertifiedKey;
 use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+
+pub use problem::{CertificateProblem, TlsProblem};
+use verifier::GoVerifier;
 
 /// The TLS settings of a host: trust and client certificates.
 #[derive(Clone, PartialEq, Eq, Hash, Default)]
@@ -49,33 +55,90 @@ impl TlsSettings {
     }
 }
 
-/// Why TLS settings cannot be used.
-#[derive(Debug, thiserror::Error)]
+/// Why certificates or keys cannot be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TlsSettingsError {
+    /// The file has no content.
+    #[error("is empty")]
+    Empty,
+    /// A file of certificates has a private key only.
+    #[error("contains a private key and no certificate")]
+    OnlyKey,
+    /// A file of certificates is not PEM but DER.
+    #[error("is DER, not PEM: openssl x509 -inform der converts it")]
+    Der,
     /// A file of certificates contains none.
-    #[error("contains no certificate")]
+    #[error("contains no PEM certificate (BEGIN CERTIFICATE)")]
     NoCertificate,
-    /// Not PEM, or not of the right kind.
-    #[error("not PEM: {0}")]
-    Pem(String),
-    /// Certificate or key is unusable.
-    #[error("{0}")]
-    Rustls(#[from] rustls::Error),
+    /// All certificates of a file are damaged.
+    #[error("contains no certificate that can be parsed")]
+    Damaged,
+    /// A file of private keys contains none.
+    #[error("contains no PEM private key (BEGIN PRIVATE KEY)")]
+    NoKey,
+    /// The private key needs a password.
+    #[error("contains a private key that is encrypted: openssl pkey removes the password")]
+    EncryptedKey,
+    /// The private key is of an unsupported kind.
+    #[error("contains a private key of a kind that is not supported: use RSA, P-256, P-384 or Ed25519")]
+    UnsupportedKey,
+    /// The private key belongs to another certificate.
+    #[error("contains a private key that is not the one of the certificate")]
+    OtherKey,
+    /// The TLS library cannot be set up.
+    #[error("TLS is not available")]
+    Unavailable,
 }
 
-/// All certificates of a PEM file.
+/// The certificates of a PEM file that can be parsed, as Go reads it.
 pub(crate) fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsSettingsError> {
-    let certificates = CertificateDer::pem_slice_iter(pem)
-        .collect::<Result<Vec<_>, _>>()
-        .map_err(|error| TlsSettingsError::Pem(error.to_string()))?;
-    if certificates.is_empty() { Err(TlsSettingsError::NoCertificate) } else { Ok(certificates) }
+    let found: Vec<_> = CertificateDer::pem_slice_iter(pem).filter_map(Result::ok).collect();
+    let is_damaged = found.is_empty();
+    let usable: Vec<_> =
+        found.into_iter().filter(|der| webpki::anchor_from_trusted_cert(der).is_ok()).collect();
+    if !usable.is_empty() {
+        return Ok(usable);
+    }
+    Err(match pem {
+        _ if pem.trim_ascii().is_empty() => TlsSettingsError::Empty,
+        _ if !is_damaged => TlsSettingsError::Damaged,
+        [0x30, 0x81 | 0x82, ..] => TlsSettingsError::Der,
+        _ if PrivateKeyDer::from_pem_slice(pem).is_ok() => TlsSettingsError::OnlyKey,
+        _ => TlsSettingsError::NoCertificate,
+    })
 }
 
-/// A client certificate with its key.
-pub(crate) fn identity(pem: &ClientPem) -> Result<CertifiedKey, TlsSettingsError> {
-    let key =
-        PrivateKeyDer::from_pem_slice(&pem.key).map_err(|error| TlsSettingsError::Pem(error.to_string()))?;
-    Ok(CertifiedKey::from_der(certificates(&pem.certificate)?, key, &provider())?)
+/// Reads a client certificate with its key.
+pub(crate) fn identity(pem: &ClientPem) -> Result<CertifiedKey, ClientPemError> {
+    let certificates = certificates(&pem.certificate).map_err(ClientPemError::Certificate)?;
+    let key = PrivateKeyDer::from_pem_slice(&pem.key).map_err(|_| {
+        let text = String::from_utf8_lossy(&pem.key);
+        ClientPemError::Key(match &*text {
+            text if text.trim().is_empty() => TlsSettingsError::Empty,
+            text if text.contains("ENCRYPTED") => TlsSettingsError::EncryptedKey,
+            _ => TlsSettingsError::NoKey,
+        })
+    })?;
+    CertifiedKey::from_der(certificates, key, &provider()).map_err(|error| {
+        ClientPemError::Key(match error {
+            rustls::Error::InconsistentKeys(_) => TlsSettingsError::OtherKey,
+            _ => TlsSettingsError::UnsupportedKey,
+        })
+    })
+}
+
+/// Which file of a client certificate cannot be used.
+pub(crate) enum ClientPemError {
+    Certificate(TlsSettingsError),
+    Key(TlsSettingsError),
+}
+
+impl From<ClientPemError> for TlsSettingsError {
+    fn from(error: ClientPemError) -> Self {
+        match error {
+            ClientPemError::Certificate(error) | ClientPemError::Key(error) => error,
+        }
+    }
 }
 
 /// The rustls configuration for these settings.
@@ -83,14 +146,21 @@ pub(crate) fn client_config(settings: &TlsSettings) -> Result<ClientConfig, TlsS
     let verifier: Arc<dyn ServerCertVerifier> = if settings.skip_verify {
         Arc::new(SkipVerify(provider()))
     } else {
-        let mut own = Vec::new();
+        let mut trusted = Vec::new();
         for pem in &settings.authorities {
-            own.extend(certificates(pem)?);
+            trusted.extend(certificates(pem)?);
         }
-        Arc::new(rustls_platform_verifier::Verifier::new_with_extra_roots(own, provider())?)
+        let system = rustls_native_certs::load_native_certs();
+        for error in system.errors {
+            tracing::warn!("cannot read the CA certificates of the system: {error}");
+        }
+        trusted.extend(system.certs);
+        Arc::new(GoVerifier::new(trusted, provider()))
     };
-    let identities =
-        settings.client.iter().map(|pem| identity(pem).map(Arc::new)).collect::<Result<Vec<_>, _>>()?;
+    let mut identities = Vec::new();
+    for pem in &settings.client {
+        identities.push(Arc::new(identity(pem)?));
+    }
     let builder = builder()?.dangerous().with_custom_certificate_verifier(verifier);
     Ok(if identities.is_empty() {
         builder.with_no_client_auth()
@@ -106,7 +176,8 @@ pub(crate) fn no_tls() -> Result<ClientConfig, TlsSettingsError> {
 }
 
 fn builder() -> Result<rustls::ConfigBuilder<ClientConfig, rustls::WantsVerifier>, TlsSettingsError> {
-    Ok(ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?)
+    let builder = ClientConfig::builder_with_provider(provider());
+    builder.with_safe_default_protocol_versions().map_err(|_| TlsSettingsError::Unavailable)
 }
 
 fn provider() -> Arc<CryptoProvider> {
@@ -127,7 +198,7 @@ impl ResolvesClientCert for ClientCertificates {
     }
 }
 
-/// For `skip_verify`: any server certificate is accepted. Digests still verify the content.
+/// For `skip_verify`: any server is accepted, with any certificate. Digests still verify the content.
 #[derive(Debug)]
 struct SkipVerify(Arc<CryptoProvider>);
 
@@ -145,23 +216,29 @@ impl ServerCertVerifier for SkipVerify {
 
     fn verify_tls12_signature(
         &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls12_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
+        Ok(HandshakeSignatureValid::assertion())
     }
 
     fn verify_tls13_signature(
         &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
+        // A key that nobody vouches for proves nothing, and some certificates have keys that cannot be read.
+        Ok(HandshakeSignatureValid::assertion())
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
+        let mut schemes = self.0.signature_verification_algorithms.supported_schemes();
+        schemes.push(SignatureScheme::ECDSA_NISTP521_SHA512);
+        schemes
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,7 +1,7 @@
 //! A real docker-registry: plain, with a password, with TLS of a private authority.
 
 use larder_registry::manifest::PlatformMatcher;
-use larder_registry::{ByteRanges, RegistryClient, RegistryConfig, fetch_blob};
+use larder_registry::{ByteRanges, LoginResult, RegistryClient, RegistryConfig, fetch_blob};
 use larder_testkit::fault_registry::digest;
 use larder_testkit_peers::registry::{PASSWORD, USER};
 use larder_testkit_peers::{
@@ -100,8 +100,46 @@ fn a_private_authority_is_trusted_in_each_of_the_ways_to_name_it() {
     let (root, config) = with_hosts(&registry.address(), &server);
     let dir = root.path().join(registry.address());
     let error = run(pull(config.clone(), &name, true)).unwrap_err();
-    assert!(error.contains("TLS: ") && error.contains("UnknownIssuer"), "{error}");
+    assert!(
+        error.contains("TLS: ") && error.contains("issued by CN=larder test authority, which is not trusted"),
+        "{error}"
+    );
     fs_err::remove_file(dir.join("hosts.toml")).unwrap();
     fs_err::copy(ca, dir.join("ca.crt")).unwrap();
     assert_eq!(run(pull(config, &name, true)).unwrap(), pushed.blobs);
+}
+
+#[test]
+fn a_self_signed_registry_is_trusted_for_pulls_and_logins() {
+    if let Availability::Skip(_) = require(&[Package::DockerRegistry, Package::Skopeo, Package::Openssl]) {
+        return;
+    }
+    let options = RegistryOptions {
+        auth: RegistryAccess::Basic,
+        tls: TlsMode::SelfSigned,
+        ..RegistryOptions::default()
+    };
+    let registry = RegistryProcess::start(options).unwrap();
+    let pushed = image().push(&registry, "shop/web:1").unwrap();
+    let (name, host, ca) = (registry.image("shop/web:1"), registry.address(), registry.ca().unwrap());
+    let of_host = format!("server = \"https://{host}\"\n[host.\"https://{host}\"]\n");
+    for (hosts_toml, works) in [
+        (format!("server = \"https://{host}\"\nca = {ca:?}"), true),
+        (format!("{of_host}ca = {ca:?}"), true),
+        (format!("{of_host}skip_verify = true"), true),
+        (format!("server = \"https://{host}\""), false),
+    ] {
+        let (_root, config) = with_hosts(&host, &hosts_toml);
+        let blobs = run(pull(config.clone(), &name, true));
+        let client = RegistryClient::new(config);
+        let logged_in = run(async { client.log_in(&host, &login(USER, PASSWORD)).await });
+        if works {
+            assert_eq!(blobs.unwrap(), pushed.blobs, "{hosts_toml}");
+            assert_eq!(logged_in.unwrap(), LoginResult::Accepted, "{hosts_toml}");
+        } else {
+            for error in [blobs.unwrap_err(), logged_in.unwrap_err().to_string()] {
+                assert!(error.contains("certificate is self-signed and not trusted"), "{error}");
+            }
+        }
+    }
 }
