@@ -366,7 +366,8 @@ impl HostAuthorizer {
         named_by: AddressClass,
         context: AuthorizationContext<'_>,
     ) -> Result<token::BearerToken, FetchErrorKind> {
-        let same_host = request.url.origin() == context.host.base.origin();
+        let same_host = request.url.origin() == context.host.base.origin()
+            || (context.host.plain_fallback && authority(&request.url) == context.host.name());
         let strangers = context.host.tls.default_tls();
         let mut headers = HeaderMap::new();
         if request.body.is_some() {
@@ -380,6 +381,7 @@ impl HostAuthorizer {
             authorization: request.authorization.as_ref(),
             own_headers: if same_host { &context.host.headers } else { &[] },
             tls: if same_host { &context.host.tls } else { &strangers },
+            plain_fallback: false,
             body: request.body.as_ref().map(|body| body.reveal().to_owned()),
         };
         let reply = context.transport.send(outgoing).await?;

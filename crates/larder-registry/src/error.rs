@@ -9,7 +9,7 @@ use larder::reference::Digest;
 
 use super::fetch_notice::short;
 use super::hosts::HostsError;
-use super::next_step::{FetchContext, next_step};
+use super::next_step::{FetchContext, OtherFailures, next_step};
 use super::tls::TlsProblem;
 use crate::manifest::ManifestError;
 
@@ -43,11 +43,15 @@ impl fmt::Display for FetchError {
         if !self.host.is_empty() {
             write!(f, " at {}", self.host)?;
         }
-        write!(f, ": {}", self.kind)?;
-        self.context
-            .earlier
-            .iter()
-            .try_for_each(|(host, message)| write!(f, "; before that, {host}: {message}"))
+        match (&*self.kind, &self.target) {
+            (FetchErrorKind::NotFound(answer), FetchTarget::Blob(_)) => {
+                write!(f, ": the registry lost this layer: {answer}")?;
+            }
+            (kind, _) => write!(f, ": {kind}")?,
+        }
+        let OtherFailures { earlier, later } = &self.context.others;
+        earlier.iter().try_for_each(|(host, message)| write!(f, "; before that, {host}: {message}"))?;
+        later.iter().try_for_each(|(host, message)| write!(f, "; after that, {host}: {message}"))
     }
 }
 
@@ -379,7 +383,10 @@ mod tests {
             host: "registry-1.docker.io".into(),
             kind: Box::new(FetchErrorKind::NotFound(ErrorResponse::read(404, body, false))),
             context: Box::new(FetchContext {
-                earlier: vec![("mirror.example".into(), "connection refused".into())],
+                others: OtherFailures {
+                    earlier: vec![("mirror.example".into(), "connection refused".into())],
+                    ..OtherFailures::default()
+                },
                 ..FetchContext::default()
             }),
         };

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use larder::reference::Digest;
 
 use super::error::{FetchError, FetchErrorKind, FetchTarget};
+use super::next_step::OtherFailures;
 use super::session::{RepositorySession, ResolvedManifest};
 use crate::manifest::{
     Descriptor, ImageConfig, ImageIndex, ImageManifest, MAX_DEPTH, ManifestCandidate, ManifestError,
@@ -116,7 +117,7 @@ impl RepositorySession {
 
     fn unusable(&self, descriptor: &Descriptor, host: &str, error: ManifestError) -> FetchError {
         let what = FetchTarget::Manifest(descriptor.digest.to_string());
-        self.error(what, host.to_owned(), FetchErrorKind::Manifest(error), Vec::new())
+        self.error(what, host.to_owned(), FetchErrorKind::Manifest(error), OtherFailures::default())
     }
 }
 

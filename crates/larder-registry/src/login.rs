@@ -12,6 +12,7 @@ use super::error::{FetchError, FetchErrorKind, FetchTarget};
 use super::hosts::HostsConfig;
 use super::next_step::FetchContext;
 use super::session::RepositorySession;
+use super::tls::TlsProblem;
 
 /// The result of a login that did not fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,7 +52,10 @@ impl RegistryClient {
             match session.request(&link, Method::GET, url, HeaderMap::new(), RequestSize::Small).await {
                 Ok(_) if link.auth.has_authenticated().await => return Ok(LoginResult::Accepted),
                 Ok(_) => return Ok(LoginResult::NotRequired),
-                Err(refused) => {
+                Err(mut refused) => {
+                    if session.is_plain_http_to_tls(&link, &refused).await {
+                        refused.kind = FetchErrorKind::Tls(TlsProblem::NotPlainHttp);
+                    }
                     let may_differ_elsewhere = refused.kind.is_host_gone();
                     let failure = failed(refused.host, refused.kind);
                     if !may_differ_elsewhere {

@@ -8,22 +8,32 @@ use larder::hint::Hint;
 use super::error::{FetchError, FetchErrorKind, FetchTarget, is_refused};
 use super::hosts::HostsConfig;
 use super::tls::{CertificateProblem, TlsProblem};
+use super::transport::HANDSHAKE_CLOSED;
 
 /// Input of an error's text and next step beside the cause.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct FetchContext {
-    /// Hosts that were tried before, with their errors.
-    pub(crate) earlier: Vec<(String, String)>,
+    /// The failures of the other hosts.
+    pub(crate) others: OtherFailures,
     /// Where the credential was found that the host received; `None` if it received none.
     pub(crate) credential: Option<CredentialLocation>,
     /// The configuration of the registry's hosts.
     pub(crate) hosts: Option<HostsConfig>,
     /// Whether the host is a mirror of the registry.
     pub(crate) is_mirror: bool,
-    /// Whether the registry was asked without TLS.
-    pub(crate) plain_http: bool,
+    /// Whether clients that do not read `hosts.toml` have to be told to reach the registry without verified TLS.
+    pub(crate) is_unverified: bool,
     /// Tags of the repository that are similar to one that does not exist.
     pub(crate) nearest_tags: Vec<String>,
+}
+
+/// Failures at other hosts than the one that an error is about, with their texts.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct OtherFailures {
+    /// Hosts that were tried before.
+    pub(crate) earlier: Vec<(String, String)>,
+    /// Hosts that were tried after it.
+    pub(crate) later: Vec<(String, String)>,
 }
 
 /// The next step for the user.
@@ -33,6 +43,11 @@ pub(crate) fn next_step(error: &FetchError) -> Option<Hint> {
     Some(match &**kind {
         FetchErrorKind::Denied(_) => denied(registry, context.credential.as_ref()),
         FetchErrorKind::CredentialRejected(_) => rejected(registry, context.credential.as_ref()),
+        FetchErrorKind::NotFound(_) if matches!(error.target, FetchTarget::Blob(_) | FetchTarget::Config(_)) => {
+            "push the image again: its manifest is there, and the garbage collection of the registry or a failed push has \
+             lost a part"
+                .into()
+        }
         FetchErrorKind::NotFound(_) if names_digest(&error.target) => {
             "the registry does not have this content, or no longer: push the image again, or pull one of its tags".into()
         }
@@ -40,7 +55,7 @@ pub(crate) fn next_step(error: &FetchError) -> Option<Hint> {
             format!("the nearest tags of {repository} are {}", context.nearest_tags.join(", ")).into()
         }
         FetchErrorKind::NotFound(_) => {
-            let insecure = if context.plain_http { "--tls-verify=false " } else { "" };
+            let insecure = if context.is_unverified { "--tls-verify=false " } else { "" };
             format!(
                 "check the name and the tag, and that it was pushed: skopeo list-tags {insecure}docker://{repository} \
                  lists its tags"
@@ -59,6 +74,9 @@ pub(crate) fn next_step(error: &FetchError) -> Option<Hint> {
              proxy, set HTTPS_PROXY",
             context.hosts.as_ref(),
         ),
+        FetchErrorKind::Unreachable(text) if text.contains(HANDSHAKE_CLOSED) => {
+            format!("if it speaks plain HTTP: {}", of_tls(&TlsProblem::PlainHttp, error)).into()
+        }
         FetchErrorKind::Unreachable(_) | FetchErrorKind::NoAnswer(_) => with_mirrors(
             "check the registry's name and the network; proxies are configured with HTTPS_PROXY",
             context.hosts.as_ref(),
@@ -86,6 +104,10 @@ fn of_tls(problem: &TlsProblem, error: &FetchError) -> String {
     match problem {
         TlsProblem::Redirected { problem, .. } => of_tls(problem, error),
         TlsProblem::Certificate(problem) => of_certificate(problem, &error.host, &hosts_toml),
+        TlsProblem::NotPlainHttp => format!(
+            "write server = \"https://{}\" to {}, and do not list it in registry.plainHTTP",
+            error.host, hosts_toml.file
+        ),
         TlsProblem::PlainHttp => {
             format!("for plain HTTP, write server = \"http://{}\" to {}", error.host, hosts_toml.file)
         }
@@ -166,11 +188,7 @@ impl HostsTomlExample {
 
 /// Whether a request named its target by a digest, and not by a tag that could be wrong.
 fn names_digest(target: &FetchTarget) -> bool {
-    match target {
-        FetchTarget::Manifest(reference) => reference.contains(':'),
-        FetchTarget::Config(_) | FetchTarget::Blob(_) => true,
-        _ => false,
-    }
+    matches!(target, FetchTarget::Manifest(reference) if reference.contains(':'))
 }
 
 fn denied(registry: String, credential: Option<&CredentialLocation>) -> Hint {
@@ -260,10 +278,14 @@ mod tests {
     #[test]
     fn a_missing_digest_is_not_taken_for_a_wrong_tag() {
         let digest = larder::reference::Digest::sha256(b"");
-        for target in [FetchTarget::Manifest(digest.to_string()), FetchTarget::Blob(digest)] {
+        for (target, expected) in [
+            (FetchTarget::Manifest(digest.to_string()), "does not have this content"),
+            (FetchTarget::Blob(digest.clone()), "push the image again: its manifest is there"),
+            (FetchTarget::Config(digest), "push the image again: its manifest is there"),
+        ] {
             let missing = FetchErrorKind::NotFound(ErrorResponse::new(404, "manifest unknown"));
             let text = hint_of(target, missing, FetchContext::default());
-            assert!(text.contains("does not have this content") && !text.contains("list-tags"), "{text}");
+            assert!(text.contains(expected) && !text.contains("list-tags"), "{text}");
         }
     }
 
@@ -277,11 +299,11 @@ mod tests {
 
     #[test]
     fn the_tags_of_a_registry_without_tls_are_listed_without_it() {
-        for (plain_http, command) in
+        for (is_unverified, command) in
             [(true, "skopeo list-tags --tls-verify=false docker://"), (false, "skopeo list-tags docker://")]
         {
             let kind = FetchErrorKind::NotFound(ErrorResponse::new(404, "manifest unknown"));
-            let text = hint(kind, FetchContext { plain_http, ..FetchContext::default() });
+            let text = hint(kind, FetchContext { is_unverified, ..FetchContext::default() });
             assert!(text.contains(command), "{text}");
         }
     }

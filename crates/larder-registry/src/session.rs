@@ -25,9 +25,10 @@ use super::client::RegistryClientInner;
 use super::error::{ErrorResponse, FetchError, FetchErrorKind, FetchTarget};
 use super::fetch_notice::{FetchNotice, FetchWatcher};
 use super::hosts::{HostsConfig, RegistryHost, authority};
-use super::next_step::FetchContext;
+use super::next_step::{FetchContext, OtherFailures};
 use super::rate_limit::{reported_quota, requested_wait};
 use super::response::{part_of, refusal};
+use super::tls::TlsProblem;
 use super::transport::{HttpRequest, HttpResponse, class_of};
 use crate::manifest::{ACCEPTED_MANIFESTS, Descriptor, MAX_BYTES, ManifestOrIndex};
 
@@ -283,6 +284,7 @@ impl RepositorySession {
                 authorization: pass.value.as_ref(),
                 own_headers: &link.host.headers,
                 tls: &link.host.tls,
+                plain_fallback: link.host.plain_fallback,
                 body: None,
             };
             let reply = self.shared.transport.send(outgoing).await.map_err(failed)?;
@@ -379,7 +381,7 @@ impl RepositorySession {
         };
         let hosts: Vec<_> = self.links.iter().filter(is_able).collect();
         if hosts.is_empty() {
-            return Err(self.error(target, String::new(), FetchErrorKind::NoHost, Vec::new()));
+            return Err(self.error(target, String::new(), FetchErrorKind::NoHost, OtherFailures::default()));
         }
         Ok(HostRequest { session: self, target, hosts, first: AtomicUsize::new(0) })
     }
@@ -389,22 +391,36 @@ impl RepositorySession {
         what: FetchTarget,
         host: String,
         kind: FetchErrorKind,
-        earlier: Vec<(String, String)>,
+        others: OtherFailures,
     ) -> FetchError {
-        let (kind, context) = (Box::new(kind), Box::new(self.context(&host, earlier)));
+        let (kind, context) = (Box::new(kind), Box::new(self.context(&host, others)));
         FetchError { repository: self.image.name().to_owned(), target: what, host, kind, context }
     }
 
+    /// Whether a request over plain HTTP failed because the server speaks TLS on this port.
+    pub(crate) async fn is_plain_http_to_tls(&self, link: &SessionHost, error: &RequestError) -> bool {
+        let may_be = match &error.kind {
+            FetchErrorKind::Refused(answer) => answer.status == 400,
+            FetchErrorKind::BadReply(_) => true,
+            FetchErrorKind::Unreachable(_) => !error.kind.is_wrong_address(),
+            _ => false,
+        };
+        may_be
+            && !error.token
+            && link.host.base.scheme() == "http"
+            && self.shared.transport.speaks_tls(&link.host.base).await
+    }
+
     /// Returns the input of the text and next step of an error at this host.
-    fn context(&self, host: &str, earlier: Vec<(String, String)>) -> FetchContext {
+    fn context(&self, host: &str, others: OtherFailures) -> FetchContext {
         let asked = self.links.iter().find(|link| link.host.name() == host);
         let gets_credential = asked.is_none_or(|link| link.host.is_registry);
         FetchContext {
-            earlier,
+            others,
             credential: self.credential.clone().filter(|_| gets_credential),
             hosts: Some(in_place(|| HostsConfig::of(self.image.registry(), &self.shared.config))),
             is_mirror: asked.is_some_and(|link| !link.host.is_registry),
-            plain_http: asked.is_some_and(|link| link.host.is_registry && link.host.base.scheme() == "http"),
+            is_unverified: asked.is_some_and(|link| link.host.is_registry && !link.host.has_public_tls()),
             nearest_tags: Vec::new(),
         }
     }
@@ -460,33 +476,55 @@ impl fmt::Display for HostFailure {
 }
 
 impl<'s> HostRequest<'s> {
-    /// Attempts the request at each host until one succeeds. Fails with the error of the last host.
+    /// Attempts the request at each host until one succeeds. Fails with the error of the last host, unless that is
+    /// unreachable and an earlier one has refused the request.
     pub(crate) async fn send<T, F>(&self, attempt: impl Fn(&'s SessionHost) -> F) -> Result<T, FetchError>
     where
         F: Future<Output = Result<T, AttemptFailure>>,
     {
-        let mut earlier = Vec::new();
-        let mut at = self.first.load(Ordering::Relaxed);
-        loop {
-            let (host, is_last) = (self.hosts[at], at + 1 == self.hosts.len());
-            let failure = match self.send_to(host, is_last, &attempt).await {
+        let mut failures: Vec<HostFailure> = Vec::new();
+        let mut names = Vec::new();
+        let first = self.first.load(Ordering::Relaxed);
+        for (at, host) in self.hosts.iter().enumerate().skip(first) {
+            let is_last = at + 1 == self.hosts.len();
+            let mut failure = match self.send_to(host, is_last, &attempt).await {
                 Ok(done) => return Ok(done),
                 Err(failure) => failure,
             };
-            let text = failure.to_string();
-            let name = match failure {
-                HostFailure::Skipped(_) => host.host.name(),
-                HostFailure::Failed(AttemptFailure { error, .. }) if is_last => {
-                    let target = if error.token { FetchTarget::Token } else { self.target.clone() };
-                    return Err(self.session.error(target, error.host, error.kind, earlier));
+            if let HostFailure::Failed(AttemptFailure { error, .. }) = &mut failure {
+                if self.session.is_plain_http_to_tls(host, error).await {
+                    error.kind = FetchErrorKind::Tls(TlsProblem::NotPlainHttp);
                 }
-                HostFailure::Failed(failure) => {
+                if !is_last {
                     self.first.fetch_max(at + 1, Ordering::Relaxed);
-                    failure.error.host
                 }
-            };
-            earlier.push((name, text));
-            at += 1;
+            }
+            names.push(match &failure {
+                HostFailure::Skipped(_) => host.host.name(),
+                HostFailure::Failed(failure) => failure.error.host.clone(),
+            });
+            failures.push(failure);
+        }
+        let decisive = decisive_failure(&failures, &self.hosts[first..]);
+        let texts: Vec<_> =
+            names.into_iter().zip(&failures).map(|(name, failure)| (name, failure.to_string())).collect();
+        let of_others = |mut texts: Vec<(String, String)>, decisive: &(String, String)| {
+            texts.retain(|text| text != decisive);
+            texts
+        };
+        let others = OtherFailures {
+            earlier: of_others(texts[..decisive].to_vec(), &texts[decisive]),
+            later: of_others(texts[decisive + 1..].to_vec(), &texts[decisive]),
+        };
+        match failures.swap_remove(decisive) {
+            HostFailure::Failed(AttemptFailure { error, .. }) => {
+                let target = if error.token { FetchTarget::Token } else { self.target.clone() };
+                Err(self.session.error(target, error.host, error.kind, others))
+            }
+            // The last host is never skipped.
+            HostFailure::Skipped(_) => {
+                Err(self.session.error(self.target.clone(), String::new(), FetchErrorKind::NoHost, others))
+            }
         }
     }
 
@@ -530,6 +568,24 @@ impl<'s> HostRequest<'s> {
         let clock = NoticeClock { watcher: &self.session.watcher, host: host.host.name() };
         retry(&retry_policy(config, !is_last), &clock, advice, checked_attempt).await
     }
+}
+
+/// The index of the failure that people have to know: the last one, or, if that host gave no answer, the first refusal. That
+/// a mirror does not have the image is none.
+fn decisive_failure(failures: &[HostFailure], hosts: &[&SessionHost]) -> usize {
+    let last = failures.len() - 1;
+    let HostFailure::Failed(of_last) = &failures[last] else { return last };
+    if !of_last.error.kind.is_host_gone() {
+        return last;
+    }
+    let is_refusal = |(failure, host): (&HostFailure, &&SessionHost)| match failure {
+        HostFailure::Skipped(_) => false,
+        HostFailure::Failed(failure) => match &failure.error.kind {
+            FetchErrorKind::NotFound(_) => host.host.is_registry,
+            kind => kind.answer().is_some(),
+        },
+    };
+    failures.iter().zip(hosts).position(is_refusal).unwrap_or(last)
 }
 
 /// Checks that a content has its digest.

@@ -111,7 +111,9 @@ fn may_hold_tokens(realm: &Url, registry: &Url) -> bool {
     match realm.scheme() {
         "https" => true,
         "http" => {
-            registry.scheme() == "http" && (is_loopback(realm) || realm.host_str() == registry.host_str())
+            (is_loopback(realm) && is_loopback(registry))
+                || (registry.scheme() == "http"
+                    && (is_loopback(realm) || realm.host_str() == registry.host_str()))
         }
         _ => false,
     }

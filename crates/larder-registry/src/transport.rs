@@ -4,7 +4,7 @@
 //! redirects are bounded, and never lead from TLS to plain HTTP on another host, nor into a network of the node that the
 //! host is not part of; no error text contains a URL, which may carry a signature.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use std::time::Duration;
 use larder::trace_context;
 use parking_lot::Mutex;
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, LOCATION, REFERER};
-use reqwest::{Client, Method, Request, Response, Url};
+use reqwest::{Client, Method, Request, Response, StatusCode, Url};
 use tokio::time;
 use tracing::field::Empty;
 use tracing::{Instrument as _, Span};
@@ -77,6 +77,8 @@ pub(crate) struct HttpRequest<'a> {
     /// As `authorization`.
     pub(crate) own_headers: &'a [(HeaderName, HeaderValue)],
     pub(crate) tls: &'a TlsSettings,
+    /// Whether plain HTTP is used if the URL's own server does not speak TLS.
+    pub(crate) plain_fallback: bool,
     pub(crate) body: Option<String>,
 }
 
@@ -93,6 +95,8 @@ pub(crate) struct HttpResponse {
 pub(crate) struct HttpTransport {
     config: Arc<RegistryConfig>,
     clients: Mutex<HashMap<HttpClientKey, Client>>,
+    /// The servers (`HOST:PORT`) that turned out not to speak TLS.
+    plain: Mutex<HashSet<String>>,
 }
 
 /// Settings that distinguish clients.
@@ -107,11 +111,50 @@ struct HttpClientKey {
 
 impl HttpTransport {
     pub(crate) fn new(config: Arc<RegistryConfig>) -> HttpTransport {
-        HttpTransport { config, clients: Mutex::default() }
+        HttpTransport { config, clients: Mutex::default(), plain: Mutex::default() }
     }
 
     /// Sends a request and follows redirects, until the headers of the last response.
-    pub(crate) async fn send(&self, outgoing: HttpRequest<'_>) -> Result<HttpResponse, FetchErrorKind> {
+    pub(crate) async fn send(&self, mut outgoing: HttpRequest<'_>) -> Result<HttpResponse, FetchErrorKind> {
+        if !outgoing.plain_fallback {
+            return self.send_as_named(outgoing).await;
+        }
+        let server = authority(&outgoing.url);
+        if !self.plain.lock().contains(&server) {
+            match self.send_as_named(outgoing.clone()).await {
+                Err(failure) if is_without_tls(&failure) => {}
+                answered => return answered,
+            }
+        }
+        outgoing.url = without_tls(outgoing.url);
+        let answered = self.send_as_named(outgoing).await;
+        // One that is restarted with TLS answers 400, or not at all.
+        let is_certain =
+            answered.as_ref().is_ok_and(|answer| answer.response.status() != StatusCode::BAD_REQUEST);
+        if is_certain {
+            self.plain.lock().insert(server);
+        } else {
+            self.plain.lock().remove(&server);
+        }
+        answered
+    }
+
+    /// Returns true if a server that was asked over plain HTTP speaks TLS.
+    pub(crate) async fn speaks_tls(&self, url: &Url) -> bool {
+        let mut url = url.clone();
+        if url.set_scheme("https").is_err() {
+            return false;
+        }
+        let tls = TlsSettings { skip_verify: true, ..TlsSettings::default() };
+        let probe = self.exchange(Request::new(Method::HEAD, url), &tls, None);
+        match time::timeout(self.config.connect_timeout, probe).await {
+            Ok(Ok(_)) => true,
+            Ok(Err(FetchErrorKind::Tls(problem))) => problem != TlsProblem::PlainHttp,
+            _ => false,
+        }
+    }
+
+    async fn send_as_named(&self, outgoing: HttpRequest<'_>) -> Result<HttpResponse, FetchErrorKind> {
         let origin = outgoing.url.origin();
         let default_tls = outgoing.tls.default_tls();
         let mut url = outgoing.url.clone();
@@ -235,6 +278,29 @@ impl HttpTransport {
         };
         builder.build().map_err(|error| explain(error, self.config.connect_timeout))
     }
+}
+
+/// Text of a failure that some servers without TLS cause.
+pub(crate) const HANDSHAKE_CLOSED: &str = "the server closed the connection during the TLS handshake";
+
+/// Whether a failure is one of a server that does not speak TLS: it answers in plain HTTP, or closes the connection.
+fn is_without_tls(failure: &FetchErrorKind) -> bool {
+    match failure {
+        FetchErrorKind::Tls(TlsProblem::PlainHttp) => true,
+        FetchErrorKind::Unreachable(text) => {
+            [HANDSHAKE_CLOSED, "Connection reset", "Broken pipe"].iter().any(|sign| text.contains(sign))
+        }
+        _ => false,
+    }
+}
+
+/// The URL with plain HTTP instead of TLS, on the same port.
+fn without_tls(mut url: Url) -> Url {
+    // Both have default ports, so neither step fails.
+    let port = url.port_or_known_default();
+    let _ = url.set_scheme("http");
+    let _ = url.set_port(port);
+    url
 }
 
 /// The class of the server that sent a response; that of a proxy, where one is between.
@@ -362,7 +428,9 @@ pub(crate) fn explain(error: reqwest::Error, connect_timeout: Duration) -> Fetch
     if texts.is_empty() {
         texts.push(error.to_string());
     }
-    FetchErrorKind::Unreachable(printable(&texts.join(": ")))
+    let text = texts.join(": ");
+    let text = if text.contains("tls handshake eof") { HANDSHAKE_CLOSED } else { &text };
+    FetchErrorKind::Unreachable(printable(text))
 }
 
 #[cfg(test)]

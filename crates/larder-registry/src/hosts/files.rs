@@ -3,10 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
-use reqwest::Url;
-
 use super::error::HostsError;
-use super::host::{RegistryHost, is_loopback};
+use super::host::RegistryHost;
 use crate::tls::{self, ClientPem, ClientPemError};
 
 /// The registry's server with the certificates of its directory. If there are any, it uses TLS.
@@ -24,12 +22,9 @@ pub(super) fn with_certificates(dir: &Path, mut server: RegistryHost) -> Result<
             _ => {}
         }
     }
-    let configured = !server.tls.authorities.is_empty() || !server.tls.client.is_empty();
-    if configured && is_loopback(&server.base) {
-        let secure = server.base.as_str().replacen("http://", "https://", 1);
-        if let Ok(base) = Url::parse(&secure) {
-            server.base = base;
-        }
+    if !server.tls.authorities.is_empty() || !server.tls.client.is_empty() {
+        server.tls.skip_verify = false;
+        server.plain_fallback = false;
     }
     Ok(server)
 }

@@ -18,6 +18,8 @@ pub(crate) struct RegistryHost {
     pub(crate) tls: TlsSettings,
     /// Header fields added to each request.
     pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
+    /// Whether plain HTTP is used if the server does not speak TLS: on loopback, where nothing says which of them it is.
+    pub(crate) plain_fallback: bool,
     /// True for the registry itself, which the credential for the image belongs to.
     pub(crate) is_registry: bool,
 }
@@ -30,8 +32,14 @@ impl RegistryHost {
             resolve: true,
             tls: TlsSettings::default(),
             headers: Vec::new(),
+            plain_fallback: false,
             is_registry: false,
         }
+    }
+
+    /// Whether a client without these settings can reach it: over TLS, with a certificate that this machine trusts.
+    pub(crate) fn has_public_tls(&self) -> bool {
+        self.base.scheme() == "https" && !self.tls.skip_verify && self.tls.authorities.is_empty()
     }
 
     /// `HOST` or `HOST:PORT`.

@@ -118,7 +118,8 @@ impl HostsTomlReader<'_> {
             let override_path = self.flag("override_path", document.get("override_path"))?;
             let text = self.text("server", value)?;
             if !text.is_empty() {
-                server.base = self.url("server", text, value.span().start, override_path)?;
+                let base = self.url("server", text, value.span().start, override_path)?;
+                server = RegistryHost { is_registry: true, ..RegistryHost::new(base) };
             }
         }
         self.report_unknown("", document, &OF_FILE);
@@ -137,7 +138,11 @@ impl HostsTomlReader<'_> {
         if let Some(value) = table.get("capabilities") {
             self.capabilities(&key("capabilities"), value, &mut host)?;
         }
-        host.tls.skip_verify = self.flag(&key("skip_verify"), table.get("skip_verify"))?;
+        if let Some(value) = table.get("skip_verify") {
+            host.tls.skip_verify = self.flag(&key("skip_verify"), Some(value))?;
+        } else if table.contains_key("ca") {
+            host.tls.skip_verify = false;
+        }
         if let Some(value) = table.get("ca") {
             let name = key("ca");
             for path in self.one_or_many(&name, value)? {

@@ -18,6 +18,7 @@ pub(crate) use host::{RegistryHost, authority, is_loopback};
 pub(crate) use hosts_toml::UnknownKey;
 
 use crate::config::RegistryConfig;
+use crate::tls::TlsSettings;
 
 /// Docker Hub: the registry of image names, and its host.
 const HUB: (&str, &str) = ("docker.io", "registry-1.docker.io");
@@ -57,19 +58,22 @@ pub(crate) fn names_registry(host: &str, registry: &str) -> bool {
     host == registry || (registry == HUB.0 && host == HUB.1)
 }
 
-/// The host of a registry without configuration.
+/// The host of a registry without configuration. As containerd does, on loopback any certificate is accepted, and plain
+/// HTTP is tried after TLS unless the port is that of HTTPS.
 fn server_of(registry: &str, config: &RegistryConfig) -> Result<RegistryHost, HostsError> {
     let host = if registry == HUB.0 { HUB.1 } else { registry };
-    let url = |scheme: &str| Url::parse(&format!("{scheme}://{host}/v2"));
-    let mut base = url("https")
-        .map_err(|error| HostsError::Name { registry: registry.into(), cause: error.to_string() })?;
-    let plain = config.plain_http.iter().any(|plain| plain == registry)
-        || (is_loopback(&base) && base.port_or_known_default() != Some(443));
-    if plain {
-        base = url("http")
-            .map_err(|error| HostsError::Name { registry: registry.into(), cause: error.to_string() })?;
+    let url = |scheme: &str| {
+        Url::parse(&format!("{scheme}://{host}/v2"))
+            .map_err(|error| HostsError::Name { registry: registry.into(), cause: error.to_string() })
+    };
+    let secure = url("https")?;
+    let (is_local, port) = (is_loopback(&secure), secure.port_or_known_default());
+    if config.plain_http.iter().any(|plain| plain == registry) || (is_local && port == Some(80)) {
+        return Ok(RegistryHost { is_registry: true, ..RegistryHost::new(url("http")?) });
     }
-    Ok(RegistryHost { is_registry: true, ..RegistryHost::new(base) })
+    let tls = TlsSettings { skip_verify: is_local, ..TlsSettings::default() };
+    let plain_fallback = is_local && port != Some(443);
+    Ok(RegistryHost { is_registry: true, tls, plain_fallback, ..RegistryHost::new(secure) })
 }
 
 /// The configuration of a registry's hosts, to be named to the user.

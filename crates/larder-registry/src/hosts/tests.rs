@@ -25,26 +25,32 @@ fn bases(registry: &str, hosts_toml: &str) -> Vec<String> {
 }
 
 #[test]
-fn without_files_the_registry_serves_itself_over_https_or_http_on_loopback() {
+fn without_files_the_registry_serves_itself_over_https_and_on_loopback_over_http_as_well() {
     let plain = RegistryConfig {
         config_dirs: Vec::new(),
         plain_http: vec!["old.example:5000".into()],
         ..RegistryConfig::default()
     };
-    for (registry, base) in [
-        ("docker.io", "https://registry-1.docker.io/v2"),
-        ("reg.example", "https://reg.example/v2"),
-        ("reg.example:5000", "https://reg.example:5000/v2"),
-        ("old.example:5000", "http://old.example:5000/v2"),
-        ("localhost:5000", "http://localhost:5000/v2"),
-        ("127.0.0.1:5000", "http://127.0.0.1:5000/v2"),
-        ("[::1]:5000", "http://[::1]:5000/v2"),
-        ("localhost:443", "https://localhost/v2"),
-        ("localhost.example:5000", "https://localhost.example:5000/v2"),
+    for (registry, base, skip_verify, plain_fallback) in [
+        ("docker.io", "https://registry-1.docker.io/v2", false, false),
+        ("reg.example", "https://reg.example/v2", false, false),
+        ("reg.example:5000", "https://reg.example:5000/v2", false, false),
+        ("old.example:5000", "http://old.example:5000/v2", false, false),
+        ("localhost:5000", "https://localhost:5000/v2", true, true),
+        ("127.0.0.1:5000", "https://127.0.0.1:5000/v2", true, true),
+        ("[::1]:5000", "https://[::1]:5000/v2", true, true),
+        ("localhost:443", "https://localhost/v2", true, false),
+        ("localhost:80", "http://localhost/v2", false, false),
+        ("localhost.example:5000", "https://localhost.example:5000/v2", false, false),
     ] {
         let hosts = hosts_of(registry, &plain, &|_| ()).unwrap();
         assert_eq!(hosts.len(), 1);
         assert_eq!(hosts[0].base.as_str(), base);
+        assert_eq!(
+            (hosts[0].tls.skip_verify, hosts[0].plain_fallback),
+            (skip_verify, plain_fallback),
+            "{base}"
+        );
         assert!(hosts[0].is_registry && hosts[0].pull && hosts[0].resolve);
     }
 }
@@ -210,11 +216,8 @@ fn docker_s_files_are_read_where_there_is_no_hosts_toml() {
     let dir = root.path().join("localhost:5000");
     fs_err::create_dir_all(&dir).unwrap();
     let config = RegistryConfig { config_dirs: vec![root.path().to_owned()], ..RegistryConfig::default() };
-    assert_eq!(
-        hosts_of("localhost:5000", &config, &|_| ()).unwrap()[0].base.scheme(),
-        "http",
-        "an empty dir says nothing"
-    );
+    let host = &hosts_of("localhost:5000", &config, &|_| ()).unwrap()[0];
+    assert!(host.plain_fallback, "an empty dir says nothing");
     fs_err::write(dir.join("ca.crt"), "no certificate").unwrap();
     let error = hosts_of("localhost:5000", &config, &|_| ()).unwrap_err();
     assert!(error.to_string().contains("ca.crt: authority"), "{error}");

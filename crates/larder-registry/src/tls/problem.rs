@@ -15,6 +15,9 @@ pub enum TlsProblem {
     /// The answer is not TLS.
     #[error("the server speaks plain HTTP on this port, not TLS")]
     PlainHttp,
+    /// Plain HTTP was sent to a server of TLS.
+    #[error("the server speaks TLS on this port, not plain HTTP")]
+    NotPlainHttp,
     /// The server requires a client certificate, and none was sent.
     #[error("the server requires a client certificate")]
     NoClientCertificate,

@@ -87,6 +87,26 @@ async fn when_all_fail_the_error_names_each() {
 }
 
 #[tokio::test]
+async fn a_refusal_is_reported_before_what_became_of_the_hosts_after_it() {
+    let (registry, gone) = (FaultRegistry::start(), "127.0.0.1:1");
+    for (is_mirror, status, first) in
+        [(false, 401, "401"), (false, 404, "404"), (true, 403, "403"), (true, 404, "refused")]
+    {
+        registry.fault(FaultTrigger::path("/"), ResponseFault::status(status));
+        let image_host = if is_mirror { "reg.example".to_owned() } else { registry.address() };
+        let toml = format!("server = \"https://{gone}\"\n[host.\"{}\"]\n", registry.url());
+        let (_root, config) = with_hosts(&image_host, &toml);
+        let error = session(config, &format!("{image_host}/shop/web:1")).resolve().await.unwrap_err();
+        let (headline, others) =
+            error.to_string().split_once("; ").map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap();
+        assert!(headline.contains(first), "{error}");
+        let order = if first == "refused" { "before that" } else { "after that" };
+        assert!(others.starts_with(order), "{error}");
+        registry.clear_faults();
+    }
+}
+
+#[tokio::test]
 async fn a_mirror_that_fails_half_way_is_left_at_the_byte_that_was_reached() {
     for fault in [ResponseFault::ResetAfter(30_000), ResponseFault::StallAfter(30_000)] {
         let (mirror, origin) = (FaultRegistry::start(), FaultRegistry::start());

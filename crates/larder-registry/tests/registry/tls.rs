@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use larder_registry::{RegistryClient, RegistryConfig};
 use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, ResponseFault};
 use larder_testkit_peers::tls::{CertificateRequest, certificates};
 use larder_testkit_peers::{Availability, Package, require};
@@ -10,6 +11,7 @@ use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
+use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 
@@ -118,4 +120,73 @@ async fn a_redirect_from_tls_to_plain_http_on_another_host_is_refused() {
     let (_root, config) = with_hosts(&address, &toml);
     let error = session(config, &format!("{address}/shop/web:1")).resolve().await.unwrap_err();
     assert!(error.to_string().contains("from TLS to plain HTTP at storage.invalid"), "{error}");
+}
+
+/// The text and the next step of a failed resolution.
+async fn failure(config: RegistryConfig, name: &str) -> String {
+    let error = session(config, name).resolve().await.unwrap_err();
+    format!("{error}\n{}", error.hint().unwrap_or_default())
+}
+
+/// A server that answers what is no HTTP as most do; its address.
+async fn answers_bad_request() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n").await;
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn a_scheme_that_the_server_does_not_speak_is_named() {
+    if let Availability::Skip(_) = require(&[Package::Openssl]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    certificates(dir.path()).unwrap();
+    let registry = FaultRegistry::start();
+    registry.put_image("shop/web", "1", LAYER, &[content(10)], &[]);
+    for (plain, expected) in [
+        (answers_bad_request().await, "TLS: the server speaks plain HTTP on this port, not TLS"),
+        (registry.address(), "the server closed the connection during the TLS handshake"),
+    ] {
+        let (_root, config) = with_hosts(&plain, &format!("server = \"https://{plain}\""));
+        let text = failure(RegistryConfig { tries: 1, ..config }, &format!("{plain}/shop/web:1")).await;
+        assert!(text.contains(expected), "{text}");
+        assert!(text.contains(&format!("write server = \"http://{plain}\" to ")), "{text}");
+    }
+
+    let secure = front(dir.path(), registry.address()).await;
+    let (_root, config) = with_hosts(&secure, &format!("server = \"http://{secure}\""));
+    let config = RegistryConfig { tries: 1, ..config };
+    let text = failure(config.clone(), &format!("{secure}/shop/web:1")).await;
+    assert!(text.contains("the server speaks TLS on this port, not plain HTTP"), "{text}");
+    assert!(text.contains(&format!("write server = \"https://{secure}\" to ")), "{text}");
+    let refused = RegistryClient::new(config).log_in(&secure, &login("u", "p")).await.unwrap_err();
+    assert!(refused.to_string().contains("the server speaks TLS on this port"), "{refused}");
+}
+
+#[tokio::test]
+async fn on_loopback_tls_is_tried_before_plain_http() {
+    if let Availability::Skip(_) = require(&[Package::Openssl]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    certificates(dir.path()).unwrap();
+    let (certificate, key) = client_certificate(dir.path());
+    let registry = FaultRegistry::start();
+    registry.put_image("shop/web", "1", LAYER, &[content(10)], &[]);
+    // The certificate is not trusted: on loopback, any is accepted.
+    let secure = front(dir.path(), registry.address()).await;
+    let (_root, config) = with_hosts(&secure, &format!("client = [[{certificate:?}, {key:?}]]"));
+    session(config, &format!("{secure}/shop/web:1")).resolve().await.unwrap();
+    // Without TLS, the first request finds that out.
+    let plain = format!("{}/shop/web:1", registry.address());
+    let client = RegistryClient::new(quick());
+    for _ in 0..2 {
+        client.session(&reference(&plain), None).unwrap().resolve().await.unwrap();
+    }
 }
