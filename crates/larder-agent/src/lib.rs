@@ -29,4 +29,4 @@ pub mod state;
 pub mod traces;
 
 pub use error::{Error, ErrorKind, NodeOpenError};
-pub use local_node::LocalNode;
+pub use local_node::{LocalNode, LocalNodeOptions};
