@@ -225,6 +225,7 @@ fn control_calls() -> Vec<Vec<u8>> {
         secrets: vec![secret],
         progress: true,
         run: "1".into(),
+        ..control::EnsureRequest::default()
     };
     let collect = control::CollectRequest {
         goal: Some(Goal::FreeBytes(1)),

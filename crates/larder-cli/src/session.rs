@@ -122,6 +122,11 @@ impl CommandSession {
         self.connection.verbose > 0
     }
 
+    /// `--timeout`, if it was given.
+    pub(crate) fn timeout(&self) -> Option<Duration> {
+        self.connection.timeout
+    }
+
     /// Nothing is looked for or opened yet.
     pub(crate) fn new(connection: GlobalFlags, out: Arc<Printer>) -> CommandSession {
         CommandSession {

@@ -459,6 +459,7 @@ impl Backend for CriBackend {
         sandbox: Option<&SandboxConfig>,
         _progress: &ProgressReporter,
     ) -> Result<ImageId, BackendError> {
+        image.check_tls_verify()?;
         let request = proto::PullImageRequest {
             image: Some(self.spec(image)?),
             auth: credential.map(convert::credential_to_cri),

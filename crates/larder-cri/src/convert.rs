@@ -70,7 +70,7 @@ pub(crate) fn image(image: proto::Image, with_handler: bool) -> Image {
             image: ImageName::from(&id),
             annotations: reported.annotations,
             runtime_handler: if with_handler { reported.runtime_handler } else { String::new() },
-            user_specified_image: ImageName::default(),
+            ..ImageSpec::default()
         }),
         id,
         repo_tags: image.repo_tags,

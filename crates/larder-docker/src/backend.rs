@@ -218,6 +218,7 @@ impl Backend for DockerBackend {
         _sandbox: Option<&SandboxConfig>,
         progress: &ProgressReporter,
     ) -> Result<ImageId, BackendError> {
+        image.check_tls_verify()?;
         names::in_path(image.image.as_str())?;
         let mut headers = HeaderMap::new();
         if let Some(credential) = credential {

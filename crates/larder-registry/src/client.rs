@@ -23,7 +23,10 @@ use super::warnings::RegistryWarnings;
 
 /// A client for registries. Clones share connections, tokens and budgets.
 #[derive(Debug, Clone)]
-pub struct RegistryClient(pub(super) Arc<RegistryClientInner>);
+pub struct RegistryClient {
+    pub(super) inner: Arc<RegistryClientInner>,
+    skip_tls_verify: bool,
+}
 
 #[derive(Debug)]
 pub(crate) struct RegistryClientInner {
@@ -41,26 +44,33 @@ impl RegistryClient {
     pub fn new(config: RegistryConfig) -> RegistryClient {
         let config = Arc::new(config);
         let transport = HttpTransport::new(config.clone());
-        RegistryClient(Arc::new(RegistryClientInner {
+        let inner = RegistryClientInner {
             config,
             transport,
             auth: RegistryAuthCache::default(),
             budgets: Mutex::default(),
             reported: Mutex::default(),
             warnings: RegistryWarnings::default(),
-        }))
+        };
+        RegistryClient { inner: Arc::new(inner), skip_tls_verify: false }
+    }
+
+    /// Returns the client for calls that accept any certificate, and plain HTTP where a server does not speak TLS.
+    #[must_use]
+    pub fn without_tls_verify(&self) -> RegistryClient {
+        RegistryClient { skip_tls_verify: true, ..self.clone() }
     }
 
     /// The settings of this client.
     pub fn config(&self) -> &RegistryConfig {
-        &self.0.config
+        &self.inner.config
     }
 
     /// The load of each registry in use and of the last few hundred used ones, sorted by name. A host that is reached over
     /// both HTTP and HTTPS counts as one.
     pub fn loads(&self) -> Vec<RegistryLoad> {
         let budgets: Vec<_> = {
-            let budgets = self.0.budgets.lock();
+            let budgets = self.inner.budgets.lock();
             budgets.all()
         };
         let now = Instant::now();
@@ -78,7 +88,7 @@ impl RegistryClient {
 
     /// The loads for metrics: of a bounded number of hosts by name, the first that were used, and of all others as `other`.
     pub fn series(&self) -> Vec<RegistryLoad> {
-        let budgets = self.0.budgets.lock();
+        let budgets = self.inner.budgets.lock();
         budgets.series(Instant::now())
     }
 
@@ -91,21 +101,31 @@ impl RegistryClient {
         image: &Reference,
         credential: Option<&Credential>,
     ) -> Result<RepositorySession, FetchError> {
-        let hosts = self.0.hosts(image.registry(), image.name())?;
+        let hosts = self.hosts(image.registry(), image.name())?;
         let links = hosts
             .into_iter()
             .map(|host| {
                 let credential = credential.filter(|_| host.is_registry);
-                self.0.link(image.registry(), image.path(), host, credential)
+                self.inner.link(image.registry(), image.path(), host, credential)
             })
             .collect();
-        Ok(RepositorySession::new(self.0.clone(), image.clone(), links, credential))
+        Ok(RepositorySession::new(self.inner.clone(), image.clone(), links, credential))
+    }
+
+    /// The hosts of a registry as configured now, for this client; `about` is the repository named in errors.
+    pub(crate) fn hosts(&self, registry: &str, about: &str) -> Result<Vec<RegistryHost>, FetchError> {
+        let mut hosts = self.inner.hosts(registry, about)?;
+        for host in hosts.iter_mut().filter(|_| self.skip_tls_verify) {
+            host.tls.skip_verify = true;
+            host.plain_fallback = host.base.scheme() == "https";
+        }
+        Ok(hosts)
     }
 }
 
 impl RegistryClientInner {
     /// The hosts of a registry as configured now; `about` is the repository named in errors.
-    pub(crate) fn hosts(&self, registry: &str, about: &str) -> Result<Vec<RegistryHost>, FetchError> {
+    fn hosts(&self, registry: &str, about: &str) -> Result<Vec<RegistryHost>, FetchError> {
         // Files of the disk are read, and a session is opened by tasks.
         let hosts = in_place(|| hosts_of(registry, &self.config, &|unknown| self.report(unknown)));
         hosts.map_err(|error| FetchError {
@@ -162,7 +182,7 @@ mod tests {
         let client = RegistryClient::new(RegistryConfig::default());
         let budget = |origin: &str, host: &str| {
             let new = || HostBudget::new(host, 4);
-            client.0.budgets.lock().of(origin.to_owned(), Instant::now(), new)
+            client.inner.budgets.lock().of(origin.to_owned(), Instant::now(), new)
         };
         budget("http://m.example", "m.example").pause(
             RateLimitScope::Host,

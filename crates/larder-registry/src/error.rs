@@ -241,6 +241,9 @@ impl FetchErrorKind {
     }
 }
 
+/// Text of a failure that some servers without TLS cause.
+pub(crate) const HANDSHAKE_CLOSED: &str = "the server closed the connection during the TLS handshake";
+
 pub(crate) fn is_refused(text: &str) -> bool {
     text.contains("Connection refused")
 }

@@ -33,7 +33,7 @@ impl RegistryClient {
             host,
             kind: Box::new(kind),
             context: Box::new(FetchContext {
-                hosts: Some(in_place(|| HostsConfig::of(registry, &self.0.config))),
+                hosts: Some(in_place(|| HostsConfig::of(registry, &self.inner.config))),
                 ..FetchContext::default()
             }),
         };
@@ -41,12 +41,16 @@ impl RegistryClient {
         let image = Reference::parse(&format!("{registry}/login"));
         let image =
             image.map_err(|error| failed(String::new(), FetchErrorKind::BadReply(error.to_string())))?;
-        let hosts = self.0.hosts(registry, registry)?;
+        let hosts = self.hosts(registry, registry)?;
         let mut first_failure = None;
         for host in hosts.into_iter().filter(|host| host.is_registry) {
-            let link = self.0.link(registry, "", host, Some(credential));
-            let session =
-                RepositorySession::new(self.0.clone(), image.clone(), vec![link.clone()], Some(credential));
+            let link = self.inner.link(registry, "", host, Some(credential));
+            let session = RepositorySession::new(
+                self.inner.clone(),
+                image.clone(),
+                vec![link.clone()],
+                Some(credential),
+            );
             let mut url = link.host.base.clone();
             url.set_path(&format!("{}/", url.path().trim_end_matches('/')));
             match session.request(&link, Method::GET, url, HeaderMap::new(), RequestSize::Small).await {

@@ -5,10 +5,9 @@ use std::net::IpAddr;
 use larder::credentials::CredentialLocation;
 use larder::hint::Hint;
 
-use super::error::{FetchError, FetchErrorKind, FetchTarget, is_refused};
+use super::error::{FetchError, FetchErrorKind, FetchTarget, HANDSHAKE_CLOSED, is_refused};
 use super::hosts::HostsConfig;
 use super::tls::{CertificateProblem, TlsProblem};
-use super::transport::HANDSHAKE_CLOSED;
 
 /// Input of an error's text and next step beside the cause.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -55,7 +54,7 @@ pub(crate) fn next_step(error: &FetchError) -> Option<Hint> {
             format!("the nearest tags of {repository} are {}", context.nearest_tags.join(", ")).into()
         }
         FetchErrorKind::NotFound(_) => {
-            let insecure = if context.is_unverified { "--tls-verify=false " } else { "" };
+            let insecure = if context.is_unverified { ["--tls-verify", "=false "].concat() } else { String::new() };
             format!(
                 "check the name and the tag, and that it was pushed: skopeo list-tags {insecure}docker://{repository} \
                  lists its tags"
@@ -81,7 +80,15 @@ pub(crate) fn next_step(error: &FetchError) -> Option<Hint> {
             "check the registry's name and the network; proxies are configured with HTTPS_PROXY",
             context.hosts.as_ref(),
         ),
-        FetchErrorKind::Tls(problem) => of_tls(problem, error).into(),
+        FetchErrorKind::Tls(problem) => {
+            let hint = Hint::from(of_tls(problem, error));
+            match problem {
+                TlsProblem::Certificate(_) | TlsProblem::PlainHttp => {
+                    hint.text("; for one call of a command, add ").setting("insecure", "")
+                }
+                _ => hint,
+            }
+        }
         FetchErrorKind::Manifest(error) => return error.hint().map(Hint::from),
         FetchErrorKind::Hosts(error) => return error.hint().map(Hint::from),
         FetchErrorKind::NoHost => "give a host in hosts.toml capabilities = [\"pull\", \"resolve\"]".into(),

@@ -19,7 +19,7 @@ use tracing::{Instrument as _, Span};
 
 use super::address_class::{AddressClass, GuardedResolver, InternalAddress};
 use super::config::{Proxy, RegistryConfig};
-use super::error::{FetchErrorKind, printable};
+use super::error::{FetchErrorKind, HANDSHAKE_CLOSED, printable};
 use super::hosts::{authority, is_loopback};
 use super::tls::{self, ClientPem, TlsProblem, TlsSettings};
 
@@ -279,9 +279,6 @@ impl HttpTransport {
         builder.build().map_err(|error| explain(error, self.config.connect_timeout))
     }
 }
-
-/// Text of a failure that some servers without TLS cause.
-pub(crate) const HANDSHAKE_CLOSED: &str = "the server closed the connection during the TLS handshake";
 
 /// Whether a failure is one of a server that does not speak TLS: it answers in plain HTTP, or closes the connection.
 fn is_without_tls(failure: &FetchErrorKind) -> bool {

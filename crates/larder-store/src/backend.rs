@@ -163,7 +163,9 @@ impl Backend for StoreBackend {
         let invalid =
             |error: ReferenceError| BackendError::caused_by(CallErrorKind::Other, error.kind().clone());
         let name = image.image.reference().map_err(invalid)?;
-        let pulled = self.puller.pull(name, credential, progress).await;
+        let insecure = image.skip_tls_verify.then(|| self.puller.without_tls_verify());
+        let puller = insecure.as_ref().unwrap_or(&self.puller);
+        let pulled = puller.pull(name, credential, progress).await;
         let id = pulled.map_err(pull_failed)?.id;
         if let Some(attached) = &self.attached {
             attached.after_commit(&ImageName::from(id.as_str())).await?;

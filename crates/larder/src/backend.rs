@@ -33,12 +33,25 @@ pub struct ImageSpec {
     pub runtime_handler: String,
     /// The name as the user wrote it; set for image volumes only.
     pub user_specified_image: ImageName,
+    /// Whether a pull accepts any certificate, and plain HTTP where a registry does not speak TLS. Not part of CRI.
+    pub skip_tls_verify: bool,
 }
 
 impl ImageSpec {
     /// A spec with only a name or an ID.
     pub fn named(image: impl Into<ImageName>) -> Self {
         ImageSpec { image: image.into(), ..ImageSpec::default() }
+    }
+
+    /// Fails if the pull must skip the verification of TLS: for backends whose runtime pulls by its own configuration.
+    pub fn check_tls_verify(&self) -> Result<(), BackendError> {
+        if !self.skip_tls_verify {
+            return Ok(());
+        }
+        let message = "the container runtime pulls, and verifies TLS as it is configured";
+        let hint = "configure the registry in the runtime: certs.d/HOST/hosts.toml of containerd, \
+                    insecure-registries of Docker";
+        Err(BackendError::call(CallErrorKind::Other, message).with_hint(Hint::from(hint)))
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use larder::backend::{BackendError, CallErrorKind, Image, ImageSpec, RemoveOptions};
 use larder::credentials::{Credential, PullSecret, Secret, SecretCoordinates};
-use larder::events::RingSink;
+use larder::events::{EventReason, RingSink};
 use larder::pod::{ObjectRef, Pod, SandboxConfig};
 use larder::pull::{
     EnsureLabels, EnsureRequest, ImageManager, ImagePinSource, PullConfig, PullMetrics, PullPhase,
@@ -264,6 +264,38 @@ async fn a_refusal_by_larder_is_a_backend_error() {
     let late = slow.pull(APP, None).await.await.unwrap();
     let message = "pull timed out after 1m30s and was canceled";
     assert_eq!(late, Err(BackendError::call(CallErrorKind::DeadlineExceeded, message)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_caller_of_one_pull_waits_for_as_long_as_it_wants() {
+    let node = node(PullConfig::default());
+    node.backend.hold_pulls();
+    let limited = |seconds| EnsureRequest { time_limit: Some(Duration::from_secs(seconds)), ..pod(None) };
+    let (short, long) = (node.ensure(limited(5)).await, node.ensure(limited(u64::MAX / 4)).await);
+    assert_eq!(short.await.unwrap(), Err(error("not finished within 5s")));
+    assert_eq!(node.backend.counts().canceled, 0, "the other caller waits for it");
+    node.backend.finish_pull(ScriptedPull::ok("sha256:app", 7)).expect("one pull");
+    assert_eq!(long.await.unwrap(), Ok("sha256:app".into()));
+    let alone = node.ensure(limited(5)).await;
+    alone.await.unwrap().unwrap_err();
+    settle().await;
+    assert_eq!(node.backend.counts().canceled, 1);
+    let failed: Vec<_> =
+        node.events.snapshot().into_iter().filter(|event| event.reason == EventReason::Failed).collect();
+    assert_eq!(failed.len(), 2);
+    assert!(failed[0].message.ends_with("not finished within 5s"), "{failed:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pull_that_verifies_tls_does_not_join_one_that_does_not() {
+    let node = node(PullConfig::default());
+    node.backend.hold_pulls();
+    let insecure = node.ensure(EnsureRequest { skip_tls_verify: true, ..pod(None) }).await;
+    let verified = node.ensure(pod(None)).await;
+    for pulling in [insecure, verified] {
+        node.backend.finish_pull(ScriptedPull::ok("sha256:app", 7)).expect("each has its own");
+        assert_eq!(pulling.await.unwrap(), Ok("sha256:app".into()));
+    }
 }
 
 #[tokio::test(start_paused = true)]

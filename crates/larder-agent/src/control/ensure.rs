@@ -62,7 +62,19 @@ pub(super) fn start(
 
 /// Converts a request for the manager.
 pub(super) fn requests(request: api::EnsureRequest) -> Result<Vec<EnsureRequest>, Error> {
-    let api::EnsureRequest { images, pod, secrets, run, .. } = request;
+    let api::EnsureRequest {
+        images,
+        pod,
+        secrets,
+        run,
+        skip_tls_verify,
+        time_limit_milliseconds,
+        progress: _,
+    } = request;
+    let time_limit = match time_limit_milliseconds {
+        Some(0) => return Err(Error::bad_input("a time limit of 0: no image is ready at once")),
+        limit => limit.map(Duration::from_millis),
+    };
     if images.len() > MAX_IMAGES {
         return Err(Error::bad_input(format!("{} images in one call", images.len()))
             .hint(format!("request at most {MAX_IMAGES} in one call")));
@@ -83,6 +95,8 @@ pub(super) fn requests(request: api::EnsureRequest) -> Result<Vec<EnsureRequest>
             sandbox: (!pod.name.is_empty()).then(|| SandboxConfig::of(&pod)),
             secrets: secrets.clone(),
             run: run.clone(),
+            skip_tls_verify,
+            time_limit,
             ..EnsureRequest::new(wanted.image, policy, pod.clone())
         }
     });

@@ -64,9 +64,10 @@ const FLAGS: [(&str, &str, &str); 35] = [
     ),
     (
         "pull ensure login",
-        "--tls-verify --insecure --insecure-registry --plain-http --skip-verify -k --cert-dir",
-        "describe the registry in hosts.toml; --certs-d names its directory",
+        "--insecure-registry --plain-http --skip-verify -k",
+        "use --tls-verify=false for this call, or describe the registry in hosts.toml",
     ),
+    ("pull ensure login", "--cert-dir", "describe the registry in hosts.toml; --certs-d names its directory"),
     ("pull", "--disable-content-trust", "larder verifies digests, not signatures; leave the flag out"),
     (
         "pull",

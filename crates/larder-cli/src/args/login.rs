@@ -6,6 +6,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::TlsFlags;
+
 /// Log in to a registry: verify a user name and password, and store them for larder, docker and podman.
 ///
 /// Credentials are stored only if the registry accepts them: in docker's config.json, readable by its owner only, or in
@@ -31,6 +33,9 @@ pub(crate) struct LoginArgs {
     /// could read it in the process list.
     #[arg(long, requires = "username")]
     pub(crate) password_stdin: bool,
+
+    #[command(flatten)]
+    pub(crate) tls: TlsFlags,
 
     #[command(flatten)]
     pub(crate) file: AuthFileArg,

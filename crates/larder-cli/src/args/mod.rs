@@ -53,7 +53,7 @@ pub(crate) use kube::KubeArgs;
 #[cfg(feature = "kube")]
 pub(crate) use kube::{KubeCheckArgs, KubeSubcommand};
 pub(crate) use login::{LoginArgs, LogoutArgs};
-pub(crate) use pull_flags::{CredentialArgs, EnsureArgs, PullArgs, PullFlags};
+pub(crate) use pull_flags::{CredentialArgs, EnsureArgs, PullArgs, PullCallFlags, PullFlags, TlsFlags};
 pub(crate) use serve::ServeArgs;
 pub(crate) use store::{
     ExportArgs, ExportFormat, FsckArgs, LoadArgs, MountArgs, MountsArgs, SaveArgs, UmountArgs,
@@ -145,9 +145,9 @@ pub(crate) struct GlobalFlags {
     #[arg(long, global = true, value_name = "SOCKET")]
     pub(crate) daemon: Option<String>,
 
-    /// Timeout of one call to the runtime, such as 30s or 5m; a bare number is seconds. Pulls have --pull-timeout
-    /// [default: 2m, and 5s to connect].
-    #[arg(long, global = true, value_name = "DURATION", value_parser = timeout)]
+    /// Timeout of one call to the runtime, such as 30s or 5m; a bare number is seconds. Of pulls, the time limit for each
+    /// image, unless --pull-timeout is given [default: 2m, and 5s to connect; none for pulls].
+    #[arg(long, global = true, value_name = "DURATION", value_parser = timeout, allow_hyphen_values = true)]
     pub(crate) timeout: Option<Duration>,
 
     /// When to use colors; auto also heeds $NO_COLOR and $CLICOLOR_FORCE.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use larder::credentials::TokenPolicy;
-use larder::pull::{PullConfig, PullPolicy};
+use larder::pull::{EnsureRequest, PullConfig, PullPolicy};
 use larder::reference::ImageName;
 use larder_agent::config::{SettingOrigin, SettingsSource};
 use larder_agent::quantity::parse_duration;
@@ -40,7 +40,7 @@ pub(crate) struct EnsureArgs {
     #[arg(short, long, value_name = "FILE")]
     pub(crate) filename: Vec<PathBuf>,
 
-    /// Read the subdirectories of directories given with -f.
+    /// Read subdirectories of -f as well.
     #[arg(short = 'R', long)]
     pub(crate) recursive: bool,
 
@@ -48,7 +48,7 @@ pub(crate) struct EnsureArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) secret: Vec<PathBuf>,
 
-    /// Namespace of objects without one.
+    /// Namespace of objects that have none.
     #[arg(short, long, value_name = "NAMESPACE", default_value = "default")]
     pub(crate) namespace: String,
 
@@ -64,9 +64,15 @@ pub(crate) struct EnsureArgs {
     #[arg(long, value_name = "DURATION", default_value = "0", value_parser = parse_duration, hide_default_value = true)]
     pub(crate) retry_for: Duration,
 
-    /// Print what would be pulled, its size and the credentials found; change nothing.
+    /// Print what would be pulled; change nothing.
+    ///
+    /// The size and the credentials found are printed as well.
     #[arg(long, conflicts_with = "retry_for")]
     pub(crate) dry_run: bool,
+
+    /// Print failures only.
+    #[arg(short, long, conflicts_with = "output")]
+    pub(crate) quiet: bool,
 
     /// Output format.
     #[arg(short, long, visible_alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
@@ -74,6 +80,9 @@ pub(crate) struct EnsureArgs {
 
     #[command(flatten)]
     pub(crate) verify: VerifyArgs,
+
+    #[command(flatten)]
+    pub(crate) call: PullCallFlags,
 
     #[command(flatten)]
     pub(crate) pulling: PullFlags,
@@ -104,6 +113,9 @@ pub(crate) struct PullArgs {
     pub(crate) output: Option<DataFormat>,
 
     #[command(flatten)]
+    pub(crate) call: PullCallFlags,
+
+    #[command(flatten)]
     pub(crate) pulling: PullFlags,
 
     #[command(flatten)]
@@ -132,6 +144,49 @@ impl From<PullPolicyArg> for PullPolicy {
     }
 }
 
+/// Options of the pulls of one call, which also apply where a daemon pulls.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
+#[command(next_help_heading = "Pulling")]
+pub(crate) struct PullCallFlags {
+    /// Time limit for each image, waiting included, such as 10m [default: --timeout if given, else none].
+    ///
+    /// A pull that others wait for continues without this command, which fails.
+    #[arg(long, value_name = "DURATION", value_parser = timeout, allow_hyphen_values = true, hide_short_help = true)]
+    pub(crate) pull_timeout: Option<Duration>,
+
+    #[command(flatten)]
+    pub(crate) tls: TlsFlags,
+}
+
+impl PullCallFlags {
+    /// Applies the options to a request. `timeout` is that of every call, if given.
+    pub(crate) fn apply(&self, timeout: Option<Duration>, request: &mut EnsureRequest) {
+        request.time_limit = self.pull_timeout.or(timeout);
+        request.skip_tls_verify = !self.tls.is_verified();
+    }
+}
+
+/// Whether registries are verified, with podman's name.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
+#[command(next_help_heading = "Registry")]
+pub(crate) struct TlsFlags {
+    /// With false, accept any certificate and plain HTTP.
+    ///
+    /// [default: true, unless hosts.toml says skip_verify].
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", hide_possible_values = true)]
+    tls_verify: Option<bool>,
+
+    /// As --tls-verify=false.
+    #[arg(long, conflicts_with = "tls_verify", hide_short_help = true)]
+    insecure: bool,
+}
+
+impl TlsFlags {
+    pub(crate) fn is_verified(&self) -> bool {
+        self.tls_verify.unwrap_or(true) && !self.insecure
+    }
+}
+
 /// Queueing and throttling of pulls, with kubelet's names.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
 #[command(next_help_heading = "Pulling")]
@@ -153,10 +208,6 @@ pub(crate) struct PullFlags {
     /// [default: registryBurst of the settings, 10].
     #[arg(long, value_name = "N", value_parser = whole_number, allow_negative_numbers = true, hide_short_help = true)]
     pub(crate) registry_burst: Option<u32>,
-
-    /// Timeout of one pull, without its time in the queue, such as 10m [default: none].
-    #[arg(long, value_name = "DURATION", value_parser = timeout, hide_short_help = true)]
-    pub(crate) pull_timeout: Option<Duration>,
 
     /// Pull as kubelet does by default: one pull at a time; a separate pull for each container; pulls over the limit fail
     /// instead of waiting; back-off applies even if a pod has another secret; identity and registry tokens in pull
@@ -183,7 +234,6 @@ impl PullFlags {
             (self.max_parallel_image_pulls.is_some(), "--max-parallel-image-pulls", "maxParallelImagePulls"),
             (self.registry_qps.is_some(), "--registry-qps", "registryPullQPS"),
             (self.registry_burst.is_some(), "--registry-burst", "registryBurst"),
-            (self.pull_timeout.is_some(), "--pull-timeout", "pull.timeout"),
             (self.kubelet, "--kubelet", "pull.sameImage"),
         ];
         flags.into_iter().filter(|(given, ..)| *given).map(|(_, flag, key)| (flag, key)).collect()
@@ -222,14 +272,13 @@ impl PullFlags {
         if let Some(burst) = self.registry_burst.filter(|burst| *burst > 0 || !self.kubelet) {
             config.registry_burst = burst;
         }
-        config.pull_timeout = self.pull_timeout.or(config.pull_timeout);
         Ok(config)
     }
 }
 
 /// Credentials beside those of pull secrets.
 #[derive(Debug, Default, Args)]
-#[command(next_help_heading = "Credentials")]
+#[command(next_help_heading = "Registry")]
 pub(crate) struct CredentialArgs {
     /// Read credentials from this docker config.json instead of the default locations.
     #[arg(long, value_name = "FILE", hide_short_help = true)]
@@ -318,6 +367,41 @@ mod tests {
         ] {
             let error = Cli::try_parse_from(["larder", "pull", "x"].iter().chain(&flags)).unwrap_err();
             assert!(error.to_string().contains(message), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_call_has_a_time_limit_and_may_skip_the_verification_of_tls() {
+        let request = |flags: &[&str]| {
+            let cli = Cli::try_parse_from(["larder", "pull", "x"].iter().chain(flags))
+                .map_err(|error| error.to_string())?;
+            let Command::Pull(args) = cli.command else { panic!("not pull") };
+            let mut request = EnsureRequest::new("x", PullPolicy::Always, larder::pod::Pod::default());
+            args.call.apply(cli.connection.timeout, &mut request);
+            Ok((request.time_limit, request.skip_tls_verify))
+        };
+        let seconds = |seconds| Some(Duration::from_secs(seconds));
+        for (flags, expected) in [
+            (&[][..], (None, false)),
+            (&["--pull-timeout", "5m"], (seconds(300), false)),
+            (&["--timeout", "7"], (seconds(7), false)),
+            (&["--timeout", "7", "--pull-timeout", "9s"], (seconds(9), false)),
+            (&["--tls-verify=false"], (None, true)),
+            (&["--tls-verify"], (None, false)),
+            (&["--insecure"], (None, true)),
+        ] {
+            assert_eq!(request(flags), Ok(expected), "{flags:?}");
+        }
+        for (flags, message) in [
+            (&["--pull-timeout", "0"][..], "must be greater than 0"),
+            (&["--pull-timeout", "-5s"], "is not a duration"),
+            (&["--timeout", "-5s"], "is not a duration"),
+            (&["--pull-timeout", "99999999h"], "is too long; the maximum is 8760h"),
+            (&["--pull-timeout", "soon"], "is not a duration"),
+            (&["--insecure", "--tls-verify"], "cannot be used with"),
+        ] {
+            let error: Result<(Option<Duration>, bool), String> = request(flags);
+            assert!(error.as_ref().is_err_and(|error| error.contains(message)), "{flags:?}: {error:?}");
         }
     }
 

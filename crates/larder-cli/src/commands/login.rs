@@ -31,6 +31,7 @@ pub(super) async fn log_in(
     let known = file.read()?.user(&registry);
     let (_, config) = session.config(&ImageAccess::read().of_store())?;
     let client = RegistryClient::new(config.registry.clone());
+    let client = if args.tls.is_verified() { client } else { client.without_tls_verify() };
     let interrupt = interrupt.handle();
     let credential = credential(args, known, &interrupt).await?;
     let login = interrupt.or(client.log_in(registry.host(), &credential)).await;

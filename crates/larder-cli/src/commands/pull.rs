@@ -31,7 +31,8 @@ pub(super) async fn run(
 ) -> Result<CommandOutcome, Failure> {
     let out = &session.out;
     args.pulling.adjust(PullConfig::default())?;
-    let (requests, outcome) = requests(&args.images, out);
+    let (mut requests, outcome) = requests(&args.images, out);
+    requests.iter_mut().for_each(|request| args.call.apply(session.timeout(), request));
     if requests.is_empty() {
         show(args, &[], out);
         return Ok(outcome);

@@ -135,7 +135,8 @@ fn a_trace_of_one_ensure_shows_every_stage() {
     assert!(resolve.end <= commit.start);
 
     let requests = trace.all(REQUEST);
-    assert_eq!(requests.len(), 4, "manifest, config, two layers:\n{}", trace.tree());
+    // On loopback TLS is tried first.
+    assert_eq!(requests.len(), 5, "TLS, manifest, config, two layers:\n{}", trace.tree());
     for request in requests {
         assert_eq!(request.kind, "client");
         assert_attributes(request, &[("http.request.method", "GET"), ("server.address", "127.0.0.1")]);

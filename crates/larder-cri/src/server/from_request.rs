@@ -26,6 +26,7 @@ pub(super) fn spec(spec: Option<proto::ImageSpec>) -> Result<ImageSpec, Status> 
         annotations: spec.annotations,
         runtime_handler: spec.runtime_handler,
         user_specified_image: spec.user_specified_image.into(),
+        skip_tls_verify: false,
     })
 }
 

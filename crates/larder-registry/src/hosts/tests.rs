@@ -223,6 +223,34 @@ fn docker_s_files_are_read_where_there_is_no_hosts_toml() {
     assert!(error.to_string().contains("ca.crt: authority"), "{error}");
 }
 
+/// Every `toml` block of the page about registries is a `hosts.toml` without unknown keys.
+#[test]
+fn the_examples_of_the_documentation_are_read() {
+    let page =
+        fs_err::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/registries.md")).unwrap();
+    let examples: Vec<_> =
+        page.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+    assert!(examples.len() > 5);
+    for example in examples {
+        let (root, config) = configured("registry.example", example);
+        let dir = root.path().join("registry.example");
+        let (certificate, key) = larder_testkit_peers::tls::CertificateRequest {
+            subject: "registry.example",
+            ..Default::default()
+        }
+        .make(&dir, "made")
+        .unwrap();
+        for name in ["ca.crt", "server.crt", "client.cert"] {
+            fs_err::copy(&certificate, dir.join(name)).unwrap();
+        }
+        fs_err::copy(&key, dir.join("client.key")).unwrap();
+        let read = hosts_of("registry.example", &config, &|unknown| panic!("{unknown}"));
+        assert!(
+            read.unwrap().iter().any(|host| host.is_registry || example.contains("registry-1.docker.io"))
+        );
+    }
+}
+
 proptest! {
     #[test]
     fn no_file_panics(text in "\\PC{0,120}") {

@@ -119,12 +119,14 @@ pub(crate) fn identity(pem: &ClientPem) -> Result<CertifiedKey, ClientPemError> 
             _ => TlsSettingsError::NoKey,
         })
     })?;
-    CertifiedKey::from_der(certificates, key, &provider()).map_err(|error| {
-        ClientPemError::Key(match error {
-            rustls::Error::InconsistentKeys(_) => TlsSettingsError::OtherKey,
-            _ => TlsSettingsError::UnsupportedKey,
-        })
-    })
+    let key = provider().key_provider.load_private_key(key);
+    let key = key.map_err(|_| ClientPemError::Key(TlsSettingsError::UnsupportedKey))?;
+    let certified = CertifiedKey::new(certificates, key);
+    match certified.keys_match() {
+        Err(rustls::Error::InconsistentKeys(_)) => Err(ClientPemError::Key(TlsSettingsError::OtherKey)),
+        // The key of some certificates cannot be read, as of X.509 version 1; the server decides.
+        _ => Ok(certified),
+    }
 }
 
 /// Which file of a client certificate cannot be used.

@@ -128,6 +128,30 @@ async fn failure(config: RegistryConfig, name: &str) -> String {
     format!("{error}\n{}", error.hint().unwrap_or_default())
 }
 
+#[tokio::test]
+async fn without_verification_any_certificate_and_plain_http_are_accepted_for_one_call() {
+    if let Availability::Skip(_) = require(&[Package::Openssl]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    certificates(dir.path()).unwrap();
+    let (certificate, key) = client_certificate(dir.path());
+    let registry = FaultRegistry::start();
+    registry.put_image("shop/web", "1", LAYER, &[content(10)], &[]);
+    let secure = front(dir.path(), registry.address()).await;
+    for server in [secure, registry.address()] {
+        let toml = format!("server = \"https://{server}\"\nclient = [[{certificate:?}, {key:?}]]");
+        let (_root, config) = with_hosts(&server, &toml);
+        let name = reference(&format!("{server}/shop/web:1"));
+        let client = RegistryClient::new(RegistryConfig { tries: 1, ..config });
+        client.session(&name, None).unwrap().resolve().await.unwrap_err();
+        let insecure = client.without_tls_verify();
+        insecure.session(&name, None).unwrap().resolve().await.unwrap();
+        insecure.log_in(&server, &login("u", "p")).await.unwrap();
+        client.session(&name, None).unwrap().resolve().await.unwrap_err();
+    }
+}
+
 /// A server that answers what is no HTTP as most do; its address.
 async fn answers_bad_request() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

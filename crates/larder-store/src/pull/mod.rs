@@ -160,6 +160,12 @@ pub struct StorePuller {
 }
 
 impl StorePuller {
+    /// Returns the puller for pulls that accept any certificate, and plain HTTP where a server does not speak TLS.
+    #[must_use]
+    pub fn without_tls_verify(&self) -> StorePuller {
+        StorePuller { client: self.client.without_tls_verify(), ..self.clone() }
+    }
+
     /// Pulls into `store` through `client`.
     pub fn new(store: Store, client: RegistryClient, config: StorePullConfig) -> Self {
         let files = OpenFileBudget::of(config.open_files);

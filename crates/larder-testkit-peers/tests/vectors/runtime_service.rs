@@ -12,7 +12,6 @@ use larder::backend::{
 };
 use larder::credentials::{Credential, Secret};
 use larder::image_service::{FsStats, ImageService, ImageStats};
-use larder::reference::ImageName;
 use larder_cri::{CriBackend, CriConfig, proto};
 use larder_testkit::fake_backend::{self, BackendOp, FakeBackend};
 use larder_testkit_peers::fake_cri::{FakeCri, Rpc};
@@ -265,7 +264,7 @@ fn remove_image(input: RemoveImage) -> Value {
         image: input.image.into(),
         annotations: input.annotations,
         runtime_handler: input.runtime_handler,
-        user_specified_image: ImageName::default(),
+        ..ImageSpec::default()
     };
     let removed = block_on(
         client(&fake, input.runtime_class_in_image_cri_api).remove(&spec, &RemoveOptions::default()),
@@ -318,6 +317,7 @@ fn to_cri_spec(input: ToCriSpec) -> Value {
         annotations: input.annotations.into_iter().map(|one| (one.name, one.value)).collect(),
         runtime_handler: input.runtime_handler,
         user_specified_image: input.user_specified_image.into(),
+        ..ImageSpec::default()
     };
     let asked = block_on(client(&fake, input.runtime_class_in_image_cri_api).status(&spec));
     let sent = fake.received().into_iter().find_map(|received| received.image).unwrap_or_default();

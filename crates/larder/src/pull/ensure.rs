@@ -30,6 +30,10 @@ pub struct EnsureRequest {
     pub sandbox: Option<SandboxConfig>,
     /// Runtime handler; empty unless `RuntimeClassInImageCriApi` is on.
     pub runtime_handler: String,
+    /// As [`ImageSpec::skip_tls_verify`](crate::backend::ImageSpec::skip_tls_verify).
+    pub skip_tls_verify: bool,
+    /// How long the caller waits. A pull that other callers wait for continues without it.
+    pub time_limit: Option<Duration>,
     /// Its priority in the pull queue.
     pub priority: Priority,
     /// Whether larder fetches the image before kubelet asks for it: fetched with credentials, it is
@@ -61,6 +65,8 @@ impl EnsureRequest {
             secrets: Vec::new(),
             sandbox: None,
             runtime_handler: String::new(),
+            skip_tls_verify: false,
+            time_limit: None,
             priority: Priority::default(),
             ahead_of_kubelet: false,
             is_retry: false,
@@ -184,6 +190,16 @@ impl EnsureError {
             access_denied: false,
             credentials_withheld: false,
         }
+    }
+
+    /// The caller waits no longer.
+    pub(super) fn time_limit(limit: Duration) -> Self {
+        let message = format!("not finished within {}", go_format::duration(limit));
+        let hint = Hint::from("wait longer with ")
+            .setting("pull-timeout", "")
+            .text("; the next pull continues with what was downloaded, where the store is larder's own");
+        let failure = BackendFailure { kind: CallErrorKind::DeadlineExceeded, hint: Some(hint) };
+        EnsureError { failure: Some(failure), ..EnsureError::new(EnsureReason::ErrImagePull, message) }
     }
 
     /// One text for an absent image and for one that is not permitted: presence is not revealed.

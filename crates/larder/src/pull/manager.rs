@@ -8,7 +8,7 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::time::{self, Instant};
 use tracing::instrument::Instrumented;
 use tracing::{Instrument as _, Span};
 
@@ -153,7 +153,7 @@ impl ImageManager {
             pull_required: TriState::Unknown,
         };
         let span = ensure_span(request);
-        let result = self.ensure_labelled(request, &mut labels).instrument(span.clone()).await;
+        let result = self.ensure_in_time(request, &mut labels).instrument(span.clone()).await;
         note_ensured(&span, &result);
         let withheld = labels.present_locally == TriState::True && labels.pull_required == TriState::True;
         let result = result.map_err(|error| EnsureError { access_denied: withheld, ..error });
@@ -194,6 +194,25 @@ impl ImageManager {
         self.pull_tracker.watch(image)
     }
 
+    async fn ensure_in_time(
+        &self,
+        request: &EnsureRequest,
+        labels: &mut EnsureLabels,
+    ) -> Result<EnsuredImage, EnsureError> {
+        let ensured = self.ensure_labelled(request, labels);
+        let Some(limit) = request.time_limit else { return ensured.await };
+        match time::timeout(limit, ensured).await {
+            Ok(ended) => ended,
+            Err(_) => {
+                let error = EnsureError::time_limit(limit);
+                let quoted = go_format::quote(request.image.as_str());
+                let message = format!("Failed to pull image {quoted}: {}", error.message);
+                self.event(request, EventType::Warning, EventReason::Failed, &message);
+                Err(error)
+            }
+        }
+    }
+
     async fn ensure_labelled(
         &self,
         request: &EnsureRequest,
@@ -232,6 +251,7 @@ impl ImageManager {
             annotations: request.pod.annotations.clone(),
             runtime_handler: request.runtime_handler.clone(),
             user_specified_image: ImageName::default(),
+            skip_tls_verify: request.skip_tls_verify,
         })
     }
 

@@ -21,11 +21,13 @@ use crate::credentials::Credential;
 use crate::reference::ImageName;
 use crate::scheduler::WorkDemand;
 
-/// Identity of a pull: the name as sent to the runtime, the runtime handler, and whether the image is hidden.
+/// Identity of a pull: the name as sent to the runtime, the runtime handler, whether TLS is verified, and whether the image
+/// is hidden.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct SharedPullKey {
     image: ImageName,
     runtime_handler: String,
+    skip_tls_verify: bool,
     hides: bool,
 }
 
@@ -34,6 +36,7 @@ impl SharedPullKey {
         SharedPullKey {
             image: job.spec.image.clone(),
             runtime_handler: job.spec.runtime_handler.clone(),
+            skip_tls_verify: job.spec.skip_tls_verify,
             hides: job.hide_in.is_some(),
         }
     }

@@ -63,7 +63,7 @@ pub(super) async fn run(
         }
     };
 
-    let progress = ProgressLines::new(progress_possible());
+    let progress = ProgressLines::new(!args.quiet && progress_possible());
     let progress = Arc::new(if args.output.data().is_some() { progress.recorded() } else { progress });
     out.keep_above(&progress);
     let events = Arc::new(event_log(args, &gathered, out));
@@ -72,7 +72,8 @@ pub(super) async fn run(
     }
     ensure_runner::warn_about_ignored_flags(&client, &args.pulling, &candidates, out);
     let calls = EnsureCalls::new(client, credentials.secret, Arc::clone(&events) as Arc<dyn EventSink>, true);
-    let requests: Vec<_> = gathered.jobs.iter().map(|job| job.request.clone()).collect();
+    let mut requests: Vec<_> = gathered.jobs.iter().map(|job| job.request.clone()).collect();
+    requests.iter_mut().for_each(|request| args.call.apply(session.timeout(), request));
     let run = EnsureRun {
         session,
         access: &access,
@@ -92,7 +93,7 @@ pub(super) async fn run(
     {
         summary.fill_sizes(&images);
     }
-    summary.show(args.output, args.retry_for, out);
+    summary.show(args, out);
     advise(&gathered, &results, &candidates, out);
     if !summary.has_unfinished() {
         let images = gathered.jobs.iter().map(|job| &job.request.image).zip(&results);
@@ -137,7 +138,7 @@ fn nothing_done(
 ) -> CommandOutcome {
     let summary = EnsureSummary::new(gathered, &untried(gathered), Vec::new());
     if args.output.data().is_some() {
-        summary.show(args.output, args.retry_for, out);
+        summary.show(args, out);
     }
     let outcome = match why {
         Some(failure) => failure.print(out),
@@ -170,7 +171,7 @@ fn nothing_to_do(
 ) -> Result<CommandOutcome, Failure> {
     if args.output.data().is_some() {
         let summary = EnsureSummary::new(gathered, &untried(gathered), Vec::new());
-        summary.show(args.output, args.retry_for, out);
+        summary.show(args, out);
     }
     if !gathered.problems.is_empty() {
         return Ok(CommandOutcome::BadInput); // and each problem was printed
@@ -183,6 +184,7 @@ fn nothing_to_do(
 fn event_log(args: &EnsureArgs, gathered: &EnsureInputs, out: &Arc<Printer>) -> EventPrinterSink {
     let look = match args.output.data() {
         Some(_) => EventStyle::Silent,
+        None if args.quiet => EventStyle::Silent,
         None if args.output.is_wide() => EventStyle::Wide,
         None => EventStyle::Short,
     };

@@ -9,13 +9,14 @@ use larder::reference::ImageId;
 use serde::Serialize;
 
 use super::inputs::{EnsureInputs, EnsureJob, JobRecord};
+use crate::args::EnsureArgs;
 use crate::commands::ensure_runner::{EnsureOutcomeRecord, EnsureResult};
 use crate::commands::pull_failure;
 use crate::exit::CommandOutcome;
 use crate::output::events::EventRecord;
 use crate::output::progress_timeline::ProgressChange;
 use crate::output::table::TextTable;
-use crate::output::{self, PrintFormat, size};
+use crate::output::{self, size};
 use crate::printer::Printer;
 use larder_agent::manifest::InputProblemRecord;
 
@@ -127,9 +128,18 @@ impl EnsureSummary {
     }
 
     /// Prints it.
-    pub(super) fn show(&self, format: PrintFormat, retry_for: Duration, out: &Printer) {
+    pub(super) fn show(&self, args: &EnsureArgs, out: &Printer) {
+        let EnsureArgs { output: format, retry_for, quiet, .. } = *args;
         if let Some(format) = format.data() {
             output::data(out, format, self);
+        } else if quiet {
+            for EnsureRow { job, outcome, .. } in
+                self.images.iter().filter(|row| row.outcome.result == "Failed")
+            {
+                let (reason, message) = (outcome.reason.as_deref(), outcome.message.as_deref());
+                let text: Vec<_> = reason.into_iter().chain(message).collect();
+                out.error(format_args!("cannot pull {}: {}", job.image, text.join(": ")), &[]);
+            }
         } else {
             out.line("");
             out.table(&self.table(format.is_wide()));

@@ -10,7 +10,7 @@ use larder_agent::image_name;
 use larder_agent::registry::{FetchAttempt, RegistryClient};
 use serde::Serialize;
 
-use crate::args::{CredentialArgs, EnsureArgs, ExplainAccessArgs, PullFlags};
+use crate::args::{CredentialArgs, EnsureArgs, ExplainAccessArgs, PullCallFlags, PullFlags};
 use crate::commands::ensure::{EnsureJob, ensure_jobs};
 use crate::credential_setup::{self, CredentialSetup};
 use crate::exit::CommandOutcome;
@@ -80,7 +80,9 @@ fn ensure_args(args: &ExplainAccessArgs) -> EnsureArgs {
         dry_run: false,
         retry_for: std::time::Duration::ZERO,
         verify: crate::args::VerifyArgs::default(),
+        quiet: false,
         output: args.output,
+        call: PullCallFlags::default(),
         pulling: PullFlags::default(),
     }
 }

@@ -1,5 +1,6 @@
 //! The daemon on larder's own store, and the command line as its client.
 
+mod calls;
 mod ensures;
 mod meddling;
 mod ways;
