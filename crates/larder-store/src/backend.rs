@@ -163,9 +163,8 @@ impl Backend for StoreBackend {
         let invalid =
             |error: ReferenceError| BackendError::caused_by(CallErrorKind::Other, error.kind().clone());
         let name = image.image.reference().map_err(invalid)?;
-        let insecure = image.skip_tls_verify.then(|| self.puller.without_tls_verify());
-        let puller = insecure.as_ref().unwrap_or(&self.puller);
-        let pulled = puller.pull(name, credential, progress).await;
+        let without_tls = image.skip_tls_verify.then(|| self.puller.without_tls_verify());
+        let pulled = without_tls.as_ref().unwrap_or(&self.puller).pull(name, credential, progress).await;
         let id = pulled.map_err(pull_failed)?.id;
         if let Some(attached) = &self.attached {
             attached.after_commit(&ImageName::from(id.as_str())).await?;

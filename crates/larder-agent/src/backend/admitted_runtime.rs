@@ -155,9 +155,10 @@ impl AdmittedRuntime {
                     drop(alone);
                     // One that is present is pulled for what has changed, mostly nothing.
                     let is_present = matches!(self.runtime.status(image).await, Ok(Some(_)));
-                    let missing = match is_present {
-                        true => None,
-                        false => self.missing(image, credential, &disk.snapshots).await,
+                    let missing = if is_present {
+                        None
+                    } else {
+                        self.missing(image, credential, &disk.snapshots).await
                     };
                     size = missing.map_or(PullSize::Unknown, PullSize::Missing);
                 }

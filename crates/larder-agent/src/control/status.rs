@@ -182,7 +182,7 @@ fn gc_status(collection: &Collection, now: Instant) -> api::GcStatus {
         rounds: status.rounds,
         running: status.running,
         ended: status.ended.map(convert::time),
-        result: status.last.as_ref().map(|round| round.to_string()),
+        result: status.last.as_ref().map(ToString::to_string),
         failures: status.failures,
     }
 }

@@ -44,7 +44,7 @@ const COMMANDS: [(&str, &str); 24] = [
 ];
 
 /// Commands of larder (`*` is any), flags, and larder's way.
-const FLAGS: [(&str, &str, &str); 35] = [
+const FLAGS: &[(&str, &str, &str)] = &[
     (
         "pull ensure",
         "--platform --os --arch --variant --override-arch",

@@ -32,7 +32,9 @@ pub(super) async fn run(
     let out = &session.out;
     args.pulling.adjust(PullConfig::default())?;
     let (mut requests, outcome) = requests(&args.images, out);
-    requests.iter_mut().for_each(|request| args.call.apply(session.timeout(), request));
+    for request in &mut requests {
+        args.call.apply(session.timeout(), request);
+    }
     if requests.is_empty() {
         show(args, &[], out);
         return Ok(outcome);

@@ -331,6 +331,8 @@ fn a_bare_tag_requires_a_repository() {
 
 #[test]
 fn the_digest_of_a_repository_is_restored_if_a_kept_document_leads_to_the_image() {
+    const NAME: &str = "io.containerd.image.name";
+    const PULLED_AS: &str = "dev.larder.image.pulled-as";
     let scratch = TempStore::new();
     let mut files = ArchiveFiles::new();
     let saved = manifest(&mut files, "amd64", &["a"]);
@@ -354,8 +356,6 @@ fn the_digest_of_a_repository_is_restored_if_a_kept_document_leads_to_the_image(
         let files = with_index(files.clone(), &[descriptor]);
         read(&scratch.store, ImportSource::Path(write_dir(&scratch, &files)))
     };
-    const NAME: &str = "io.containerd.image.name";
-    const PULLED_AS: &str = "dev.larder.image.pulled-as";
     let by_index = format!("r.example/a@{index}");
     for annotations in [json!({ NAME: "r.example/a:1", PULLED_AS: by_index }), json!({ PULLED_AS: by_index })]
     {

@@ -201,16 +201,14 @@ impl ImageManager {
     ) -> Result<EnsuredImage, EnsureError> {
         let ensured = self.ensure_labelled(request, labels);
         let Some(limit) = request.time_limit else { return ensured.await };
-        match time::timeout(limit, ensured).await {
-            Ok(ended) => ended,
-            Err(_) => {
-                let error = EnsureError::time_limit(limit);
-                let quoted = go_format::quote(request.image.as_str());
-                let message = format!("Failed to pull image {quoted}: {}", error.message);
-                self.event(request, EventType::Warning, EventReason::Failed, &message);
-                Err(error)
-            }
+        if let Ok(ended) = time::timeout(limit, ensured).await {
+            return ended;
         }
+        let error = EnsureError::time_limit(limit);
+        let quoted = go_format::quote(request.image.as_str());
+        let message = format!("Failed to pull image {quoted}: {}", error.message);
+        self.event(request, EventType::Warning, EventReason::Failed, &message);
+        Err(error)
     }
 
     async fn ensure_labelled(

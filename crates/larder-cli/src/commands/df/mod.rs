@@ -86,7 +86,7 @@ fn summary(usage: &UsageResponse) -> TextTable {
         table.row(row("images", [Some(count), Some(active)], bytes, Some(reclaimable), about));
     } else {
         let images = usage.images.unwrap_or_default();
-        let [total, active] = [images.total, images.in_use].map(|images| images.unwrap_or_default());
+        let [total, active] = [images.total, images.in_use].map(Option::unwrap_or_default);
         let nothing = (total.count == 0).then_some(0);
         table.row(row("images", [Some(total.count), Some(active.count)], total.size_bytes, nothing, ""));
     }

@@ -73,7 +73,9 @@ pub(super) async fn run(
     ensure_runner::warn_about_ignored_flags(&client, &args.pulling, &candidates, out);
     let calls = EnsureCalls::new(client, credentials.secret, Arc::clone(&events) as Arc<dyn EventSink>, true);
     let mut requests: Vec<_> = gathered.jobs.iter().map(|job| job.request.clone()).collect();
-    requests.iter_mut().for_each(|request| args.call.apply(session.timeout(), request));
+    for request in &mut requests {
+        args.call.apply(session.timeout(), request);
+    }
     let run = EnsureRun {
         session,
         access: &access,

@@ -26,7 +26,7 @@ impl EmptyDirectory {
         if !path.is_dir() {
             return Err(Failure::bad_input(format!("{shown}: is not a directory")));
         }
-        if std::fs::read_dir(&path).map_err(failed)?.next().is_some() {
+        if fs_err::read_dir(&path).map_err(|error| Failure::failed(error.to_string()))?.next().is_some() {
             return Err(Failure::bad_input(format!("{shown}: directory is not empty"))
                 .hint("name an empty or a new directory; files are never merged"));
         }

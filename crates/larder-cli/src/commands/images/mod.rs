@@ -96,7 +96,9 @@ fn show(args: &ImagesArgs, images: &[ImageTableRow], out: &Printer) {
             out.line(&row.id);
         }
     } else if args.output == ListFormat::Name {
-        images.iter().for_each(|row| out.line(row.name()));
+        for row in images {
+            out.line(row.name());
+        }
     } else {
         output::show(out, args.output.print_format(), &images, || table(images, args, Timestamp::now()));
     }

@@ -21,6 +21,7 @@ fn a_time_limit_ends_the_call_and_not_the_daemon() {
         &["pull", "--timeout", "300ms"],
         &["ensure", "-q", "--pull-timeout", "300ms"],
     ] {
+        #[allow(clippy::disallowed_methods, reason = "a bound on real time")]
         let begun = Instant::now();
         let run = machine.larder(&[command, &[&name]].concat()).expect(1);
         assert!(begun.elapsed() < Duration::from_secs(20), "{command:?}");

@@ -28,7 +28,7 @@ pub(super) fn images(
     platform: &PlatformMatcher,
 ) -> Result<FoundImages, ImportError> {
     let raw = entries.document(INDEX)?;
-    images_of(entries, &raw, docker::names_by_config(entries)?, platform)
+    images_of(entries, &raw, &docker::names_by_config(entries)?, platform)
 }
 
 /// The image of a directory that `skopeo copy ... dir:` wrote: its manifest, and its blobs named by their digests.
@@ -41,13 +41,13 @@ pub(super) fn images_of_directory(
     entries.name_blobs((&digest, docker::MANIFEST))?;
     let descriptor = json!({ "digest": digest.as_str(), "size": manifest.len() });
     let index = json!({ "schemaVersion": 2, "manifests": [descriptor] }).to_string().into_bytes();
-    images_of(entries, &index, HashMap::new(), platform)
+    images_of(entries, &index, &HashMap::new(), platform)
 }
 
 fn images_of(
     entries: &ImportEntries,
     index: &[u8],
-    more_names: HashMap<Digest, Vec<Reference>>,
+    more_names: &HashMap<Digest, Vec<Reference>>,
     platform: &PlatformMatcher,
 ) -> Result<FoundImages, ImportError> {
     let used = |cause| ImportError::Manifest { name: INDEX.to_owned(), cause };
@@ -178,13 +178,16 @@ fn name_as_pulled(image: &mut ImportImage, name: &str, entries: &ImportEntries) 
     Ok(())
 }
 
+/// Indexes and a manifest with their bytes, the outermost first.
+type Documents = Vec<(Digest, Vec<u8>)>;
+
 /// The documents that lead from this digest to the image with this config, whatever its platform; `None` if none does.
 fn documents_to(
     config: &Digest,
     from: &Digest,
     entries: &ImportEntries,
     read: &mut usize,
-) -> Result<Option<Vec<(Digest, Vec<u8>)>>, ImportError> {
+) -> Result<Option<Documents>, ImportError> {
     *read += 1;
     if *read > MAX_DOCUMENTS || !entries.has(&blob_name(from)) {
         return Ok(None);
