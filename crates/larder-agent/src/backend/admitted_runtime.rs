@@ -2,12 +2,12 @@
 //! room before, in the same call.
 //!
 //! ```text
-//! admit -> assume a quarter of the disk -> or ask the registry -> wait for running pulls -> claim, or refuse
+//! admit -> assume a size -> or ask the registry -> wait for running pulls -> claim, or refuse
 //! pull  -> the runtime's; one that runs out of space is repeated after a round of collection
 //! ```
 //!
-//! The registry is asked with the credential of the call, and only where a quarter of the disk does not fit beside what
-//! running pulls claim. What it answers, and what containerd has of the image, say what is missing. Where that is unknown,
+//! The registry is asked with the credential of the call, and only where the [assumed](assumed_bytes) size does not fit
+//! beside what running pulls claim. What it answers, and what containerd has of the image, say what is missing. Where that is unknown,
 //! such as behind a mirror that only the runtime knows, or with another runtime, the pull is the runtime's alone; so is
 //! one of an image that is present under its name, as with the policy Always.
 
@@ -47,6 +47,10 @@ use crate::config::Config;
 
 /// How long a registry and containerd may take to say what an image has, and what is missing of it.
 const ASK_WITHIN: Duration = Duration::from_secs(5);
+
+/// What a pull of unknown size is assumed to need at most, a quarter of smaller disks. Larger images are rare, and most disks
+/// have more free all the time.
+const ASSUMED: u64 = 8 << 30;
 
 /// containerd's directories of snapshots, in the directory with its content.
 const SNAPSHOTS: &str = "io.containerd.snapshotter.v1.";
@@ -154,11 +158,9 @@ impl AdmittedRuntime {
                 Admission::Ask => {
                     drop(alone);
                     // One that is present is pulled for what has changed, mostly nothing.
-                    let is_present = matches!(self.runtime.status(image).await, Ok(Some(_)));
-                    let missing = if is_present {
-                        None
-                    } else {
-                        self.missing(image, credential, &disk.snapshots).await
+                    let missing = match self.runtime.status(image).await {
+                        Ok(Some(_)) => None,
+                        _ => self.missing(image, credential, &disk.snapshots).await,
                     };
                     size = missing.map_or(PullSize::Unknown, PullSize::Missing);
                 }
@@ -266,7 +268,7 @@ fn decide(
     let free = free(disk);
     let beside = claimed.shortfall_to(free);
     let used = RemovableSpace::Used(used(disk));
-    let assumed = DiskSpace { bytes: quarter(disk), inodes: 0 };
+    let assumed = DiskSpace { bytes: assumed_bytes(disk), inodes: 0 };
     match size {
         PullSize::Unasked => {
             let need = SpaceEstimate { likely: assumed, least: assumed };
@@ -290,13 +292,15 @@ fn decide(
     }
 }
 
-/// The bytes to free after the runtime has run out of space. Of an unknown size, or one that was estimated too low, a
-/// quarter of the disk or what there is; `None` if the pull never fits.
+/// The bytes to free after the runtime has run out of space: of an unknown size, or one that was estimated too low, what
+/// is assumed of a pull, or a part of it; `None` if the pull never fits.
 fn reclaim_after(missing: Option<&MissingLayers>, disk: FsStats, reserve: DiskSpace) -> Option<ReclaimBytes> {
     let used = RemovableSpace::Used(used(disk));
     match missing.map(|missing| admit(missing.need, free(disk), reserve, used)) {
         Some(Err(full)) => full.reclaim_bytes(),
-        Some(Ok(())) | None => Some(ReclaimBytes { least: quarter(disk) / 4, likely: quarter(disk) }),
+        Some(Ok(())) | None => {
+            Some(ReclaimBytes { least: assumed_bytes(disk) / 4, likely: assumed_bytes(disk) })
+        }
     }
 }
 
@@ -320,8 +324,8 @@ fn used(disk: FsStats) -> DiskSpace {
 }
 
 /// What a pull of unknown size is assumed to need.
-fn quarter(disk: FsStats) -> u64 {
-    disk.capacity / 4
+fn assumed_bytes(disk: FsStats) -> u64 {
+    ASSUMED.min(disk.capacity / 4)
 }
 
 /// The snapshotter whose directory of snapshots this is.
@@ -438,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn the_registry_is_asked_only_where_a_quarter_of_the_disk_does_not_fit() {
+    fn the_registry_is_asked_only_where_what_is_assumed_does_not_fit() {
         let decided = |size: &PullSize, available, claimed| {
             decide(size, disk(available), bytes(claimed), bytes(50 * MB), true)
         };
@@ -446,6 +450,9 @@ mod tests {
         assert_eq!(decided(&PullSize::Unasked, 300 * MB, 0), quarter);
         assert_eq!(decided(&PullSize::Unasked, 299 * MB, 0), Admission::Ask);
         assert_eq!(decided(&PullSize::Unasked, 400 * MB, 101 * MB), Admission::Ask, "others claim space");
+        let large = FsStats { capacity: 1 << 40, ..disk(9 << 30) };
+        let decided_on_large = decide(&PullSize::Unasked, large, bytes(0), bytes(50 * MB), true);
+        assert_eq!(decided_on_large, Admission::Admitted(bytes(8 << 30)), "hardly an image is larger");
         assert_eq!(decided(&PullSize::Unknown, 100 * MB, 0), Admission::Admitted(bytes(100 * MB)));
         assert_eq!(decided(&PullSize::Unknown, 100 * MB, 90 * MB), Admission::Admitted(bytes(10 * MB)));
     }
@@ -470,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn a_runtime_out_of_space_gets_what_is_missing_or_a_quarter_of_the_disk() {
+    fn a_runtime_out_of_space_gets_what_is_missing_or_what_is_assumed() {
         let freed = |size, available| {
             let missing = match &size {
                 PullSize::Missing(missing) => Some(missing),

@@ -65,14 +65,6 @@ fn each_filesystem(role: LarderRole) {
             let (alone, together) = images.split_at(images.len() - TOGETHER);
             node.one_after_the_other(alone);
             node.at_once(together);
-            if role == LarderRole::Proxy {
-                let asks =
-                    || registry.requests().iter().any(|request| request.user_agent.starts_with("larder"));
-                assert!(asks(), "for the sizes of images");
-                registry.forget_requests();
-                node.pull(&together[0]);
-                assert!(!asks(), "the image is present");
-            }
             assert!(!node.containerd.log().contains(NO_SPACE), "{}", node.containerd.log());
             assert_eq!(node.daemon.logged("insufficient space"), 0, "{}", node.daemon.running.stderr());
             node.daemon.stop().expect(0);
