@@ -10,6 +10,7 @@ use std::process::{Child, Command, Stdio};
 
 use larder_store::store::{Store, StoreConfig};
 use larder_testkit::private_state::assert_private;
+use larder_testkit_peers::registry::AccessLogLine;
 use larder_testkit_peers::{
     Availability, Containerd, Dockerd, HoldingProxy, Package, RegistryOptions, RegistryProcess, require,
 };
@@ -136,6 +137,14 @@ impl RuntimeFixture {
             (None, Some(docker)) => docker.root().to_owned(),
             (None, None) => self.home.path().join("store"),
         }
+    }
+
+    /// Requests of pulls at the registry. In front of containerd on a nearly full disk, larder requests more, for the sizes of
+    /// images.
+    pub(crate) fn pull_requests(&self) -> Vec<AccessLogLine> {
+        let is_of_pull =
+            |request: &AccessLogLine| !(self.has_containerd() && request.user_agent.starts_with("larder"));
+        self.registry.requests().into_iter().filter(is_of_pull).collect()
     }
 
     pub(crate) fn has_containerd(&self) -> bool {

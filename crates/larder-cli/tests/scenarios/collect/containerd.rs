@@ -25,9 +25,14 @@ pub(super) fn peers(disk: &MountedDisk) -> (Containerd, RegistryProcess) {
     (containerd, registry)
 }
 
-/// larder on this containerd.
+/// larder on this containerd, whose disk has no room for the default reserve.
 pub(super) fn larder_on(containerd: &Containerd, home: &Path, arguments: &[&str]) -> Command {
     let mut command = larder_in(home);
+    let settings = home.join("larder.yaml");
+    let text = "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\n\
+                store: {reserveBytes: 1MiB, reserveInodes: 10}\n";
+    fs_err::write(&settings, text).unwrap();
+    command.env("LARDER_CONFIG", settings);
     command.args(["--backend", &containerd.endpoint(), "--state"]).arg(home.join("state")).args(arguments);
     command
 }
