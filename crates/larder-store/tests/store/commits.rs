@@ -1,7 +1,7 @@
 //! Commits, and finding what was committed.
 
 use larder::reference::Reference;
-use larder_store::store::StoreError;
+use larder_store::store::{ImageCommit, StoreError};
 
 use crate::help::*;
 
@@ -141,6 +141,22 @@ fn layers_that_are_not_those_of_the_config_are_refused() {
     assert!(matches!(error, StoreError::WrongLayers { .. }), "{error}");
     commit.layers.pop();
     scratch.store.commit(&commit, noon()).expect_err("a layer is missing");
+}
+
+#[test]
+fn a_tag_stands_for_what_its_repository_served_last() {
+    let scratch = TempStore::new();
+    let mut commit = image(&["registry.example/app:v1"], &[layer(&scratch.store, "a")]);
+    let pull = |commit: &mut ImageCommit, served: &[&str]| {
+        commit.manifests = served.iter().map(|text| (digest(text), text.as_bytes().to_vec())).collect();
+        scratch.store.commit(commit, noon()).unwrap()
+    };
+    pull(&mut commit, &["an index", "a manifest"]);
+    let again = pull(&mut commit, &["a newer index", "a manifest"]);
+    assert_eq!(again.served_digest("registry.example/app"), Some(&digest("a newer index")));
+    assert_eq!(again.served_digest("registry.example/other"), None);
+    let reverted = pull(&mut commit, &["an index", "a manifest"]);
+    assert_eq!(reverted.served_digest("registry.example/app"), Some(&digest("an index")), "as before");
 }
 
 #[test]
