@@ -162,6 +162,14 @@ impl Printer {
         self.above_progress(|| _ = self.inner.lock().notes.write_all(text.as_bytes()));
     }
 
+    /// Prints a line that stands out to standard error: the sum of what the lines before it say.
+    pub(crate) fn summary(&self, text: impl fmt::Display) {
+        let text = escape_lines(&text.to_string());
+        let text = self.look().notes.paint(TextStyle::Head, &text) + "\n";
+        // An error of standard error cannot be reported.
+        self.above_progress(|| _ = self.inner.lock().notes.write_all(text.as_bytes()));
+    }
+
     /// Until dropped, standard error gets nothing; then it gets the first of the notes since.
     #[cfg(feature = "top")]
     pub(crate) fn hold_notes(&self) -> HeldNotes<'_> {

@@ -104,7 +104,7 @@ pub struct LayerProgress {
     pub digest: LayerId,
     /// Present phase.
     pub phase: LayerPhase,
-    /// Bytes fetched by this pull.
+    /// Bytes fetched by this pull; while the layer is unpacked, bytes that are unpacked.
     pub bytes: ByteProgress,
     /// Recent bytes per second, once known.
     pub rate: Option<u64>,

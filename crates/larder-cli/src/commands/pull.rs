@@ -9,6 +9,7 @@ use larder::pull::{EnsureRequest, ImagePresence as Pulled, PullConfig, PullPolic
 use larder::reference::ImageName;
 use larder_agent::client::EnsureCalls;
 use serde::Serialize;
+use tokio::time::Instant;
 
 use super::ensure::{argument_uid, check_argument};
 use super::ensure_runner::{self, EnsureOutcomeRecord, EnsureResult, EnsureResults, EnsureRun};
@@ -46,6 +47,7 @@ pub(super) async fn run(
         tracing::info!("credentials for {image}: {}", candidates.report(image.as_str(), &[]));
     }
     let interrupt = interrupt.handle();
+    let started = Instant::now();
     let pulls = PullSettings {
         flags: args.pulling.clone(),
         given: Vec::new(),
@@ -83,6 +85,9 @@ pub(super) async fn run(
 
     show(args, &rows(&requests, &results), out);
     let reported = report(args, &requests, &results, &candidates, out);
+    if results.len() > 1 && !args.quiet && args.output.is_none() {
+        out.summary(summary(&results, started.elapsed()));
+    }
     if !results.iter().any(|result| matches!(result, EnsureResult::Unfinished)) {
         let images = requests.iter().map(|request| &request.image).zip(&results);
         ensure_runner::point_at_similar(images, calls.client(), &interrupt, out).await;
@@ -102,6 +107,31 @@ impl EventSink for ImageWarnings {
             _ => LogSink.record(event),
         }
     }
+}
+
+/// The sum of several images in one line.
+fn summary(results: &[EnsureResult], time: Duration) -> String {
+    let pulled = results.iter().filter_map(|result| match result {
+        EnsureResult::Ensured(ensured) => match ensured.outcome {
+            Pulled::Pulled { size_bytes, .. } => Some(size_bytes),
+            Pulled::Present => Some(0),
+        },
+        EnsureResult::Failed(_) | EnsureResult::Unfinished => None,
+    });
+    let sizes: Vec<u64> = pulled.collect();
+    let size = size::bytes(sizes.iter().sum());
+    let mut text =
+        format!("{} of {} images pulled ({size}) in {}", sizes.len(), results.len(), size::duration(time));
+    let count =
+        |is_counted: fn(&EnsureResult) -> bool| results.iter().filter(|result| is_counted(result)).count();
+    let others = [
+        (count(|result| matches!(result, EnsureResult::Failed(_))), "failed"),
+        (count(|result| matches!(result, EnsureResult::Unfinished)), "unfinished"),
+    ];
+    for (count, outcome) in others.into_iter().filter(|(count, _)| *count > 0) {
+        text = format!("{text}, {count} {outcome}");
+    }
+    text
 }
 
 /// Prints the result of each finished image.

@@ -283,9 +283,11 @@ impl LayerFetch {
         async { unpacking.await? }
     }
 
-    /// The options of an attempt to unpack the layer.
+    /// The options of an attempt to unpack the layer, which the progress of the pull follows.
     fn options(&self) -> UnpackOptions {
-        self.puller.options(self.planned.descriptor.size, &self.worker)
+        let options = self.puller.options(self.planned.descriptor.size, &self.worker);
+        self.origin.progress().set_unpacking(&self.planned.descriptor.digest, Arc::clone(&options.progress));
+        options
     }
 
     fn observer(&self) -> FetchObserver {

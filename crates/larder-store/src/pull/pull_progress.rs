@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use super::plan::PullPlan;
 use crate::store::ClaimOutcome;
+use crate::unpack::UnpackProgress;
 use larder_registry::{FetchNotice, FetchWait};
 
 /// Over how long a rate is measured.
@@ -45,6 +46,8 @@ struct LayerPullProgress {
     /// Bytes received over the network.
     received: AtomicU64,
     window: Mutex<RateWindow>,
+    /// Of its present unpacking.
+    unpacking: Mutex<Option<Arc<UnpackProgress>>>,
 }
 
 impl PullProgress {
@@ -119,6 +122,13 @@ impl PullProgress {
         if let Some(layer) = layer {
             *layer.phase() = phase;
             layer.waits.end();
+        }
+    }
+
+    /// Sets the counters of a layer's unpacking.
+    pub(super) fn set_unpacking(&self, layer: &Digest, unpacking: Arc<UnpackProgress>) {
+        if let Some(layer) = self.fetched(layer) {
+            *layer.unpacking.lock() = Some(unpacking);
         }
     }
 
@@ -208,6 +218,7 @@ impl LayerPullProgress {
             done: AtomicU64::new(0),
             received: AtomicU64::new(0),
             window: rate_window(),
+            unpacking: Mutex::default(),
         }
     }
 
@@ -219,10 +230,16 @@ impl LayerPullProgress {
         let done = self.done.load(Ordering::Relaxed);
         let phase = *self.phase();
         let all_received = self.size.is_some_and(|size| done >= size);
+        let phase_now =
+            if phase == LayerPhase::Fetching && all_received { LayerPhase::Unpacking } else { phase };
+        let unpacked = match &*self.unpacking.lock() {
+            Some(unpacking) if phase_now == LayerPhase::Unpacking => Some(unpacking.compressed_bytes()),
+            _ => None,
+        };
         LayerProgress {
             digest: (&self.digest).into(),
-            phase: if phase == LayerPhase::Fetching && all_received { LayerPhase::Unpacking } else { phase },
-            bytes: ByteProgress { done, total: self.size },
+            phase: phase_now,
+            bytes: ByteProgress { done: unpacked.unwrap_or(done), total: self.size },
             rate: observe(&self.window, now, self.received.load(Ordering::Relaxed))
                 .filter(|_| phase == LayerPhase::Fetching && !all_received),
             waiting: self.waits.now(),
@@ -322,6 +339,11 @@ mod tests {
         assert_eq!(rate(1000), Some(200), "bytes that were present were not received");
         progress.notice_of(&digests[0], &FetchNotice::Bytes(100));
         assert_eq!(phases(&progress), [LayerPhase::Unpacking], "all of it is here");
+        let unpacking = Arc::new(UnpackProgress::default());
+        progress.set_unpacking(&digests[0], Arc::clone(&unpacking));
+        unpacking.set_compressed(400);
+        let layer = &progress.detail(start).layers[0];
+        assert_eq!(layer.bytes, ByteProgress { done: 400, total: Some(1000) }, "of the unpacking");
         progress.notice_of(&digests[0], &FetchNotice::Present(0));
         assert_eq!(progress.bytes(), ByteProgress { done: 0, total: Some(1000) });
         assert_eq!(phases(&progress), [LayerPhase::Fetching]);

@@ -143,7 +143,8 @@ impl EnsureSummary {
         } else {
             out.line("");
             out.table(&self.table(format.is_wide()));
-            out.line(format_args!("\n{}", self.count_line()));
+            out.line("");
+            out.heading(self.count_line());
         }
         if let Some(hint) = self.retry_hint(retry_for) {
             out.info(format_args!("hint: {hint}"));

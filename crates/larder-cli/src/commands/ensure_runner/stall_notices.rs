@@ -6,7 +6,7 @@ use larder::pull::{PullPhase, PullStatus};
 use larder_agent::client::EnsureCalls;
 use tokio::time::{self, Instant, MissedTickBehavior};
 
-use crate::output::progress::ProgressLines;
+use crate::output::progress::{ProgressLines, push_progress};
 use crate::output::progress_timeline::wait_of;
 use crate::output::size;
 use crate::printer::Printer;
@@ -64,7 +64,9 @@ fn lines(pulls: &[PullStatus], now: Instant) -> Vec<String> {
         old.into_iter().partition(|pull| pull.phase == PullPhase::Pulling);
     let line = |pull: &&PullStatus| {
         let waits = wait_of(pull).map(|wait| format!(": {}", wait.at(now))).unwrap_or_default();
-        format!("still pulling {} ({}){waits}", pull.image, size::duration(age(pull)))
+        let mut text = format!("still pulling {} ({})", pull.image, size::duration(age(pull)));
+        push_progress(&mut text, pull, now);
+        text + &waits
     };
     let mut lines: Vec<_> = pulling.iter().take(SHOWN).map(line).collect();
     if pulling.len() > SHOWN {
