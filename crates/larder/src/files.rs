@@ -7,6 +7,8 @@ use fs_err::os::unix::fs::OpenOptionsExt as _;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use crate::hint::Hint;
+
 /// Replaces a file: readers find the old or the new content, also after a power failure. Durable when it returns. The
 /// new file is written beside it first, as `NAME.new`. May block.
 pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
@@ -28,6 +30,19 @@ pub fn replace_with_mode(path: &Path, content: &[u8], mode: u32) -> io::Result<(
     fs_err::rename(&new, path)?;
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     fs_err::File::open(dir)?.sync_all()
+}
+
+/// Returns the next step after a file could not be written, where the disk is full.
+pub fn hint_of_full_disk(error: io::ErrorKind) -> Option<Hint> {
+    match error {
+        io::ErrorKind::StorageFull => {
+            Some(Hint::from("free disk space: ").command(["df"]).text(" shows disk usage (bytes and inodes)"))
+        }
+        io::ErrorKind::QuotaExceeded => {
+            Some(Hint::from("the user's disk quota is exceeded: ").command(["df"]).text(" shows disk usage"))
+        }
+        _ => None,
+    }
 }
 
 /// Reads a JSON document whose field `version` must be `expected`, or returns why it cannot be used. The version is read

@@ -59,7 +59,10 @@ impl KeepRuleFile {
         serde_json::to_vec_pretty(&file)
             .map_err(io::Error::from)
             .and_then(|text| files::replace(&self.0, &text))
-            .map_err(|error| Error::failed(format!("cannot write the keep rules: {error}")))
+            .map_err(|error| {
+                Error::failed(format!("cannot write the keep rules: {error}"))
+                    .hints(files::hint_of_full_disk(error.kind()))
+            })
     }
 }
 

@@ -58,6 +58,12 @@ fn images_are_saved_and_removed_on_a_full_disk() {
             .args(["load", &home.path().join("layout-0").to_string_lossy()]);
         let refused = LarderProcess::start(new).finish().expect(3);
         assert!(refused.stderr.contains("hint: free disk space"), "inodes: {inodes}: {refused:?}");
+        for state in [&["keep", "registry.example/*"][..], &["lease", "registry.example/app-0:image", "1h"]] {
+            let refused = larder(state).expect(1);
+            let names_both = refused.stderr.contains("/store/collect/")
+                && refused.stderr.contains("hint: free disk space: larder ");
+            assert!(names_both, "inodes: {inodes}: {refused:?}");
+        }
         let archive = home.path().join("app-0.tar").to_string_lossy().into_owned();
         larder(&["save", "-o", &archive, "registry.example/app-0:image"]).expect(0);
         larder(&["rm", "registry.example/app-0:image"]).expect(0);

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use larder::files::hint_of_full_disk;
 use larder::hint::Hint;
 use larder::reference::{Digest, ImageName};
 
@@ -290,18 +291,12 @@ pub(crate) fn is_no_space(error: &io::Error) -> bool {
 
 pub(crate) fn hint_of_io(error: &io::Error) -> Option<Hint> {
     Some(match error.kind() {
-        io::ErrorKind::StorageFull => {
-            Hint::from("free disk space: ").command(["df"]).text(" shows disk usage (bytes and inodes)")
-        }
-        io::ErrorKind::QuotaExceeded => {
-            Hint::from("the user's disk quota is exceeded: ").command(["df"]).text(" shows disk usage")
-        }
         io::ErrorKind::PermissionDenied => "run as the user who owns the store, or as root".into(),
         io::ErrorKind::ReadOnlyFilesystem => {
             named_root("the filesystem is read-only: mount it for writing, or use another directory with ")
                 .text("; the kernel log shows whether an error caused this")
         }
-        _ => return None,
+        kind => return hint_of_full_disk(kind),
     })
 }
 

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::entry::{Lease, LeasePurpose};
 use crate::files;
 use crate::gc::ClockReading;
+use crate::hint::Hint;
 use crate::reference::ImageId;
 
 const VERSION: u32 = 1;
@@ -34,6 +35,18 @@ pub(super) struct LeaseFile {
 pub struct LeaseFileError {
     operation: &'static str,
     cause: String,
+    kind: io::ErrorKind,
+}
+
+impl LeaseFileError {
+    fn new(operation: &'static str, cause: &io::Error) -> LeaseFileError {
+        LeaseFileError { operation, cause: cause.to_string(), kind: cause.kind() }
+    }
+
+    /// Returns the next step, if there is one.
+    pub fn hint(&self) -> Option<Hint> {
+        files::hint_of_full_disk(self.kind)
+    }
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -60,15 +73,16 @@ impl LeaseFile {
 
     /// The leases that have not expired; none without a file. Steps of the wall clock neither end nor prolong a lease.
     pub(super) fn read(&self, now: &ClockReading) -> Result<Vec<(ImageId, Lease)>, LeaseFileError> {
-        let failed = |cause| LeaseFileError { operation: "read", cause };
+        let failed = |cause: io::Error| LeaseFileError::new("read", &cause);
         let mut text = Vec::new();
         match fs_err::File::open(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             opened => opened.and_then(|file| file.take(MAX_BYTES).read_to_end(&mut text)),
         }
-        .map_err(|error| failed(error.to_string()))?;
+        .map_err(failed)?;
         let document: LeaseDocument = files::decode_document(&text, VERSION)
-            .map_err(|problem| failed(format!("{}: {problem}; remove the file", self.path.display())))?;
+            .map_err(|problem| format!("{}: {problem}; remove the file", self.path.display()))
+            .map_err(|problem| failed(io::Error::new(io::ErrorKind::InvalidData, problem)))?;
         let age = document.written_at.age(now);
         let lease = |LeaseRecord { image, purpose, left_millis }: LeaseRecord| {
             let mut left = Duration::from_millis(left_millis).saturating_sub(age);
@@ -102,7 +116,7 @@ impl LeaseFile {
         };
         let written = serde_json::to_vec(&document).map_err(io::Error::from);
         let written = written.and_then(|text| files::replace(&self.path, &text));
-        written.map_err(|error| LeaseFileError { operation: "write", cause: error.to_string() })
+        written.map_err(|error| LeaseFileError::new("write", &error))
     }
 }
 

@@ -49,6 +49,7 @@ impl Collection {
 
     /// Waits until the leases taken and ended so far are on disk.
     pub(crate) async fn save_leases(&self) -> Result<(), Error> {
-        self.gate.save_leases().await.map_err(|error| Error::failed(error.to_string()))
+        let saved = self.gate.save_leases().await;
+        saved.map_err(|error| Error::failed(error.to_string()).hints(error.hint()))
     }
 }
