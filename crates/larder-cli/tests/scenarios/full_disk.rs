@@ -18,7 +18,10 @@ fn fill(disk: &Path, inodes: bool) {
             number += 1;
         }
     } else {
-        while file.write_all(&[1; 4096]).and_then(|()| file.sync_data()).is_ok() {}
+        for size in [1 << 20, 4096] {
+            let block = vec![1; size];
+            while file.write_all(&block).and_then(|()| file.sync_data()).is_ok() {}
+        }
     }
     let free = rustix::fs::statvfs(disk).unwrap();
     assert_eq!(if inodes { free.f_ffree } else { free.f_bavail }, 0);
