@@ -163,8 +163,11 @@ impl Backend for StoreBackend {
         let invalid =
             |error: ReferenceError| BackendError::caused_by(CallErrorKind::Other, error.kind().clone());
         let name = image.image.reference().map_err(invalid)?;
-        let without_tls = image.skip_tls_verify.then(|| self.puller.without_tls_verify());
-        let pulled = without_tls.as_ref().unwrap_or(&self.puller).pull(name, credential, progress).await;
+        let pulled = if image.skip_tls_verify {
+            self.puller.without_tls_verify().pull(name, credential, progress).await
+        } else {
+            self.puller.pull(name, credential, progress).await
+        };
         let id = pulled.map_err(pull_failed)?.id;
         if let Some(attached) = &self.attached {
             attached.after_commit(&ImageName::from(id.as_str())).await?;

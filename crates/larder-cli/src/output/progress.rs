@@ -188,10 +188,10 @@ fn lines(
     columns: usize,
 ) -> Vec<String> {
     let shown = SHOWN.min((rows / 2).saturating_sub(1)).max(1);
-    let placed = places.assign(pulls, shown);
-    let mut room = shown.saturating_sub(placed.len());
+    let assigned = places.assign(pulls, shown);
+    let mut room = shown.saturating_sub(assigned.len());
     let mut texts = Vec::new();
-    for (image, pull) in placed {
+    for (image, pull) in assigned {
         let Some(pull) = pull else {
             let name = end_of(image.as_str(), columns.saturating_sub("   ended".len() + 1));
             texts.push(format!("{name}   ended"));

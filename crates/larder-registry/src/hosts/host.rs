@@ -7,7 +7,7 @@ use crate::tls::TlsSettings;
 
 /// A host that serves a registry's images.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
+#[expect(clippy::struct_excessive_bools, reason = "each is a key of hosts.toml or follows from one")]
 pub(crate) struct RegistryHost {
     /// Base URL of its API: `https://registry.example/v2`. Without credentials, query and final slash.
     pub(crate) base: Url,

@@ -205,8 +205,8 @@ impl ImageManager {
             return ended;
         }
         let error = EnsureError::time_limit(limit);
-        let quoted = go_format::quote(request.image.as_str());
-        let message = format!("Failed to pull image {quoted}: {}", error.message);
+        let message =
+            format!("Failed to pull image {}: {}", go_format::quote(request.image.as_str()), error.message);
         self.event(request, EventType::Warning, EventReason::Failed, &message);
         Err(error)
     }

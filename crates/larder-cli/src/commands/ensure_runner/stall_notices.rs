@@ -93,6 +93,7 @@ fn lines(pulls: &[PullStatus], now: Instant) -> Vec<String> {
 mod tests {
     use std::sync::Arc;
 
+    use larder::backend::{ByteProgress, LayerPhase, LayerProgress, PullDetail, PullStep, PullWait};
     use larder::events::LogSink;
     use larder::pod::Pod;
     use larder::pull::{EnsureRequest, PullPolicy};
@@ -132,6 +133,37 @@ mod tests {
              still queued: c:1 waits for earlier pulls (serializeImagePulls)\n\
              still pulling c:1 (1m0s)\n"
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_line_has_bytes_rate_time_left_and_the_reason_to_wait() {
+        let since = Instant::now();
+        let layer = LayerProgress {
+            digest: "sha256:a".into(),
+            phase: LayerPhase::Fetching,
+            bytes: ByteProgress { done: 25_000_000, total: Some(100_000_000) },
+            rate: Some(10_000_000),
+            waiting: None,
+        };
+        let detail = PullDetail {
+            step: PullStep::Layers,
+            rate: Some(10_000_000),
+            layers: vec![layer],
+            ..PullDetail::default()
+        };
+        let mut pull = PullStatus {
+            image: "a:1".into(),
+            phase: PullPhase::Pulling,
+            waiting: None,
+            bytes: Some(ByteProgress { done: 25_000_000, total: Some(100_000_000) }),
+            detail: Some(detail),
+            since,
+        };
+        let printed = |pull: &PullStatus| lines(std::slice::from_ref(pull), since + PERIOD).join("\n");
+        assert_eq!(printed(&pull), "still pulling a:1 (30s)   25MB of 100MB (25%)   10MB/s   ETA 8s");
+        let wait = PullWait { reason: "rate limited by r.example".into(), until: None };
+        pull.detail.as_mut().unwrap().layers[0].waiting = Some(wait);
+        assert!(printed(&pull).ends_with("10MB/s: rate limited by r.example"), "{}", printed(&pull));
     }
 
     #[tokio::test(start_paused = true)]

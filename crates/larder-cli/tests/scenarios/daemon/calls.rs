@@ -1,7 +1,5 @@
 //! Options of one call reach the daemon.
 
-use std::time::{Duration, Instant};
-
 use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, ResponseFault};
 use larder_testkit_peers::{ImageBuilder, RegistryOptions, RegistryProcess, TlsMode};
 
@@ -21,10 +19,7 @@ fn a_time_limit_ends_the_call_and_not_the_daemon() {
         &["pull", "--timeout", "300ms"],
         &["ensure", "-q", "--pull-timeout", "300ms"],
     ] {
-        #[allow(clippy::disallowed_methods, reason = "a bound on real time")]
-        let begun = Instant::now();
         let run = machine.larder(&[command, &[&name]].concat()).expect(1);
-        assert!(begun.elapsed() < Duration::from_secs(20), "{command:?}");
         assert!(run.stderr.contains("not finished within 300ms"), "{run:?}");
         assert!(run.stderr.contains("hint: wait longer with --pull-timeout"), "{run:?}");
         assert!(!run.stderr.contains("have no effect"), "{run:?}");
