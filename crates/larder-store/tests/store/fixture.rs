@@ -100,6 +100,12 @@ fn writing_the_fixture() {
     let lease = LeaseRecord::granted("pull/1", leased, Duration::MAX, &noon().into());
     store.lease(&lease).unwrap();
     store.ingest(&blob_of("half", 3 << 20)).unwrap().write_at(&vec![7; 1 << 20], 0).unwrap();
+    // The fixture is read on other machines, and after reboots: what is there is durable.
+    let ingests = store.root().join("ingest");
+    for ingest in entries(&ingests) {
+        let extents = br#"{"boot":"","size":3145728,"durable":[[0,1048576]],"present":[[0,1048576]]}"#;
+        fs_err::write(ingests.join(ingest).join("extents"), extents).unwrap();
+    }
     let target = scratch.dir.path().join("target");
     fs_err::create_dir(&target).unwrap();
     store.mount("app", &target, MountOptions { writable: true, ..MountOptions::default() }, noon()).unwrap();
