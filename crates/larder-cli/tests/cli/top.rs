@@ -193,7 +193,8 @@ fn a_suspended_view_gives_the_terminal_back_and_a_lost_daemon_is_found_again() {
     top.shows("no images");
     top.0.signal(Signal::TSTP);
     wait_until("it is stopped", || top.is_stopped());
-    assert!(!top.is_raw() && top.0.text().ends_with("\u{1b}[?25h"), "{:?}", top.0.text());
+    // What it wrote last is read a moment later.
+    wait_until("the terminal is given back", || !top.is_raw() && top.0.text().ends_with("\u{1b}[?25h"));
     top.0.signal(Signal::CONT);
     wait_until("it draws again", || top.0.text().matches(ENTERED).count() >= 2 && top.is_raw());
     top.shows("no images");

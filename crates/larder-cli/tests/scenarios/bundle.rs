@@ -48,7 +48,7 @@ fn a_bundle_has_the_state_of_a_daemon_and_ends_soon_if_it_hangs() {
     let directory = world.larder(&["bundle", "-o", &world.path("")]).expect(2);
     assert!(directory.stderr.contains("is a directory\nhint: name a file"), "{directory:?}");
     let unit = world.larder(&["bundle", "--since", "2"]).expect(2);
-    assert!(unit.stderr.contains("no unit: write 2s, 2m or 2h"), "{unit:?}");
+    assert!(unit.stderr.contains("no unit: write 2s, 2m, 2h or 2d"), "{unit:?}");
 
     daemon.running.signal(Signal::STOP);
     let started = Instant::now();

@@ -57,7 +57,7 @@ fn a_lease_has_a_unit_and_an_ensure_after_its_end_leases_again() {
     world.larder(&["pull", "-q", &web]).expect(0);
     world.larder(&["lease", &web, "1h"]).expect(0);
     let run = world.larder(&["lease", &web, "10"]).expect(2);
-    assert!(run.stderr.contains("no unit: write 10s, 10m or 10h"), "{run:?}");
+    assert!(run.stderr.contains("no unit: write 10s, 10m, 10h or 10d"), "{run:?}");
     assert!(world.larder(&["lease"]).expect(0).stdout.contains("59m"), "it is as long as before");
     world.larder(&["tag", &web, "copy:1"]).expect(0);
     world.larder(&["rm", "copy:1"]).expect(0);
