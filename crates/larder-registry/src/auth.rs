@@ -24,7 +24,7 @@ use super::challenge::{self, AuthChallenge};
 use super::config::RegistryConfig;
 use super::error::{ErrorResponse, FetchErrorKind};
 use super::fetch_notice::{FetchNotice, FetchWait, FetchWatcher};
-use super::hosts::{RegistryHost, authority};
+use super::hosts::{RegistryHost, authority, is_loopback};
 use super::token::{self, TokenHttpRequest};
 use super::transport::{HttpRequest, HttpTransport};
 
@@ -368,7 +368,7 @@ impl HostAuthorizer {
     ) -> Result<token::BearerToken, FetchErrorKind> {
         let same_host = request.url.origin() == context.host.base.origin()
             || (context.host.plain_fallback && authority(&request.url) == context.host.name());
-        let strangers = context.host.tls.default_tls();
+        let strangers = context.host.tls.for_other(is_loopback(&request.url));
         let mut headers = HeaderMap::new();
         if request.body.is_some() {
             headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/x-www-form-urlencoded"));

@@ -117,6 +117,7 @@ impl RegistryClient {
         let mut hosts = self.inner.hosts(registry, about)?;
         for host in hosts.iter_mut().filter(|_| self.skip_tls_verify) {
             host.tls.skip_verify = true;
+            host.tls.skip_is_implied = false;
             host.plain_fallback = host.base.scheme() == "https";
         }
         Ok(hosts)

@@ -156,13 +156,13 @@ impl HttpTransport {
 
     async fn send_as_named(&self, outgoing: HttpRequest<'_>) -> Result<HttpResponse, FetchErrorKind> {
         let origin = outgoing.url.origin();
-        let default_tls = outgoing.tls.default_tls();
         let mut url = outgoing.url.clone();
         let mut redirected = false;
         let mut named_by = outgoing.named_by;
         let mut referer = None;
         for _ in 0..=MAX_REDIRECTS {
-            let tls = if redirected { &default_tls } else { outgoing.tls };
+            let other = redirected.then(|| outgoing.tls.for_other(is_loopback(&url)));
+            let tls = other.as_ref().unwrap_or(outgoing.tls);
             let mut request = Request::new(outgoing.method.clone(), url.clone());
             *request.headers_mut() = outgoing.headers.clone();
             if !redirected {
@@ -284,9 +284,8 @@ impl HttpTransport {
 fn is_without_tls(failure: &FetchErrorKind) -> bool {
     match failure {
         FetchErrorKind::Tls(TlsProblem::PlainHttp) => true,
-        FetchErrorKind::Unreachable(text) => {
-            [HANDSHAKE_CLOSED, "Connection reset", "Broken pipe"].iter().any(|sign| text.contains(sign))
-        }
+        // A reset may be that of a connection on which TLS was spoken: what was sent must not follow in clear text.
+        FetchErrorKind::Unreachable(text) => text.starts_with(HANDSHAKE_CLOSED),
         _ => false,
     }
 }
@@ -426,7 +425,10 @@ pub(crate) fn explain(error: reqwest::Error, connect_timeout: Duration) -> Fetch
         texts.push(error.to_string());
     }
     let text = texts.join(": ");
-    let text = if text.contains("tls handshake eof") { HANDSHAKE_CLOSED } else { &text };
+    // Before the first request, a reset is one of the handshake: the server has accepted the connection.
+    let has_closed = |sign: &&str| text.contains(*sign);
+    let in_handshake = error.is_connect() && ["Connection reset", "Broken pipe"].iter().any(has_closed);
+    let text = if in_handshake || text.contains("tls handshake eof") { HANDSHAKE_CLOSED } else { &text };
     FetchErrorKind::Unreachable(printable(text))
 }
 

@@ -138,10 +138,13 @@ impl HostsTomlReader<'_> {
         if let Some(value) = table.get("capabilities") {
             self.capabilities(&key("capabilities"), value, &mut host)?;
         }
-        if let Some(value) = table.get("skip_verify") {
-            host.tls.skip_verify = self.flag(&key("skip_verify"), Some(value))?;
-        } else if table.contains_key("ca") {
-            host.tls.skip_verify = false;
+        // Who says something of TLS means TLS, on loopback too.
+        let names_tls = ["skip_verify", "ca", "client"].iter().any(|key| table.contains_key(*key));
+        host.plain_fallback &= !names_tls;
+        let skip = table.get("skip_verify");
+        if skip.is_some() || table.contains_key("ca") {
+            host.tls.skip_verify = skip.is_some() && self.flag(&key("skip_verify"), skip)?;
+            host.tls.skip_is_implied = false;
         }
         if let Some(value) = table.get("ca") {
             let name = key("ca");

@@ -71,7 +71,7 @@ fn server_of(registry: &str, config: &RegistryConfig) -> Result<RegistryHost, Ho
     if config.plain_http.iter().any(|plain| plain == registry) || (is_local && port == Some(80)) {
         return Ok(RegistryHost { is_registry: true, ..RegistryHost::new(url("http")?) });
     }
-    let tls = TlsSettings { skip_verify: is_local, ..TlsSettings::default() };
+    let tls = TlsSettings { skip_verify: is_local, skip_is_implied: is_local, ..TlsSettings::default() };
     let plain_fallback = is_local && port != Some(443);
     Ok(RegistryHost { is_registry: true, tls, plain_fallback, ..RegistryHost::new(secure) })
 }

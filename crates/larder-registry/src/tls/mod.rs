@@ -28,6 +28,8 @@ pub(crate) struct TlsSettings {
     pub(crate) client: Vec<ClientPem>,
     /// Accept any server certificate.
     pub(crate) skip_verify: bool,
+    /// That follows from a registry on loopback, and was set by nobody: it holds for servers on loopback only.
+    pub(crate) skip_is_implied: bool,
 }
 
 /// A client certificate and its private key; one file may hold both.
@@ -49,9 +51,11 @@ impl fmt::Debug for TlsSettings {
 }
 
 impl TlsSettings {
-    /// Returns this trust without client certificates: for hosts that this one redirects to.
-    pub(crate) fn default_tls(&self) -> TlsSettings {
-        TlsSettings { client: Vec::new(), ..self.clone() }
+    /// Returns this trust without client certificates, for another server: one that this host redirects to, or that gives
+    /// tokens for it.
+    pub(crate) fn for_other(&self, on_loopback: bool) -> TlsSettings {
+        let skip_verify = self.skip_verify && (!self.skip_is_implied || on_loopback);
+        TlsSettings { client: Vec::new(), skip_verify, ..self.clone() }
     }
 }
 
