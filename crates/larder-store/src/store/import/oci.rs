@@ -65,7 +65,7 @@ fn images_of(
         };
         name(&mut image, descriptor)?;
         if let Some(pulled) = descriptor.annotations.get(PULLED_AS) {
-            name_as_pulled(&mut image, pulled, entries)?;
+            name_as_pulled(&mut image, pulled, entries, platform)?;
         }
         image.names.extend(more_names.get(&image.config.0).cloned().unwrap_or_default());
         found.add(image);
@@ -163,14 +163,19 @@ fn finish(
 
 /// Gives an image of an archive of larder the name and the documents that it was pulled with. A document is one of the image
 /// if it leads to the same config, whose diff IDs its layers have.
-fn name_as_pulled(image: &mut ImportImage, name: &str, entries: &ImportEntries) -> Result<(), ImportError> {
+fn name_as_pulled(
+    image: &mut ImportImage,
+    name: &str,
+    entries: &ImportEntries,
+    platform: &PlatformMatcher,
+) -> Result<(), ImportError> {
     image.has_digest = false;
     if name.is_empty() {
         return Ok(());
     }
     let parsed = parse_name(name)?;
     let leads = match parsed.digest() {
-        Some(digest) => documents_to(&image.config.0, digest, entries, &mut 0)?,
+        Some(digest) => documents_to(image, digest, entries, platform, &mut 0)?,
         None => None,
     };
     image.manifests = leads.ok_or_else(|| ImportError::ForeignDigest { name: name.to_owned() })?;
@@ -181,11 +186,12 @@ fn name_as_pulled(image: &mut ImportImage, name: &str, entries: &ImportEntries) 
 /// Indexes and a manifest with their bytes, the outermost first.
 type Documents = Vec<(Digest, Vec<u8>)>;
 
-/// The documents that lead from this digest to the image with this config, whatever its platform; `None` if none does.
+/// The documents that lead from this digest to the image, of an index by an entry for the platform; `None` if none does.
 fn documents_to(
-    config: &Digest,
+    image: &ImportImage,
     from: &Digest,
     entries: &ImportEntries,
+    platform: &PlatformMatcher,
     read: &mut usize,
 ) -> Result<Option<Documents>, ImportError> {
     *read += 1;
@@ -198,11 +204,13 @@ fn documents_to(
     let mut documents = vec![(from.clone(), raw)];
     match document {
         ManifestOrIndex::Manifest(manifest) => {
-            return Ok((manifest.config.digest == *config).then_some(documents));
+            let layers = manifest.layers.len();
+            let leads = manifest.config.digest == image.config.0;
+            return Ok((leads && image.parsed_config.check_layers(layers).is_ok()).then_some(documents));
         }
         ManifestOrIndex::Index(index) => {
-            for listed in index.manifests.iter().filter(|listed| listed.may_be_manifest()) {
-                if let Some(rest) = documents_to(config, &listed.digest, entries, read)? {
+            for listed in index.candidates(platform) {
+                if let Some(rest) = documents_to(image, &listed.descriptor.digest, entries, platform, read)? {
                     documents.extend(rest);
                     return Ok(Some(documents));
                 }
