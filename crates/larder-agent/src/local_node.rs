@@ -65,7 +65,7 @@ pub struct LocalNode {
 /// How often the caller of an ensure hears of its progress.
 const PROGRESS_EVERY: Duration = Duration::from_millis(100);
 
-/// How a [`LocalNode`] reaches registries, and who hears of its events. No file of settings is read in any case.
+/// How a [`LocalNode`] reaches registries, and what takes its events. No file of settings is read in any case.
 #[derive(Default)]
 pub struct LocalNodeOptions {
     /// Absolute paths of directories with the mirrors and certificates of registries, in containerd's format: a private CA
@@ -218,7 +218,7 @@ impl LocalNode {
         self.ensures.ensure(&with_target(request)).await
     }
 
-    /// As [`ensure_for`](LocalNode::ensure_for). Meanwhile `progress` is called with all pulls that this node makes,
+    /// As [`ensure_for`](LocalNode::ensure_for). Until it ends, `progress` is called with all pulls that this node makes,
     /// ten times a second: their bytes, and what they wait for.
     pub async fn ensure_with_progress(
         &self,
@@ -284,7 +284,9 @@ impl LocalNode {
 
     /// Retains an image for a time from now; zero ends the lease.
     pub async fn lease(&self, image: &str, time: Duration) -> Result<(), Error> {
-        let request = api::LeaseRequest { image: image.to_owned(), seconds: time.as_secs() };
+        // A part of a second is one: zero would end the lease.
+        let seconds = time.as_secs() + u64::from(time.subsec_nanos() > 0);
+        let request = api::LeaseRequest { image: image.to_owned(), seconds };
         self.client().wait(async |mut calls| calls.lease(request).await).await.map(drop)
     }
 

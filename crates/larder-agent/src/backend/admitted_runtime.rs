@@ -46,6 +46,8 @@ use tokio::time::timeout;
 use crate::config::Config;
 
 /// How long a registry and containerd may take to say what an image has, and what is missing of it.
+/// How long a measurement of the image filesystem may take.
+const MEASURE_WITHIN: Duration = Duration::from_secs(2);
 const ASK_WITHIN: Duration = Duration::from_secs(5);
 
 /// What a pull of unknown size is assumed to need at most, a quarter of smaller disks. Larger images are rare, and most disks
@@ -174,7 +176,8 @@ impl AdmittedRuntime {
 
     async fn measure(&self) -> Option<MeasuredDisk> {
         let images = ImageService::new(self.runtime.clone());
-        match images.image_filesystem(local_disk).await {
+        // A filesystem that does not answer holds no pull back.
+        match timeout(MEASURE_WITHIN, images.image_filesystem(local_disk)).await.ok()? {
             Ok(found) => {
                 let stats = found.disk.filter(|disk| disk.capacity > 0)?;
                 Some(MeasuredDisk { snapshots: found.usage.mountpoint, stats })
@@ -393,6 +396,7 @@ impl Backend for AdmittedRuntime {
         sandbox: Option<&SandboxConfig>,
         progress: &ProgressReporter,
     ) -> Result<ImageId, BackendError> {
+        image.check_tls_verify()?;
         let (claim, missing) = self.admit(image, credential).await?;
         let pulled = self.runtime.pull(image, credential, sandbox, progress).await;
         drop(claim);

@@ -13,7 +13,7 @@ use tokio::time;
 
 use super::Node;
 use super::settings::keys;
-use crate::config::{self, ConfigDiff, ConfigErrors};
+use crate::config::{self, ConfigErrors};
 use crate::error::Error;
 use crate::log;
 use crate::state::KeepRuleFile;
@@ -100,15 +100,15 @@ impl Node {
             tracing::warn!("{warning}");
         }
         let kept = KeepRuleFile::at(&self.state).read().map_err(ReloadError::KeepRules)?;
-        let ConfigDiff { reloadable, needs_restart } = config::diff(&old, &new);
-        let (reloadable, needs_restart) = (keys(reloadable), keys(needs_restart));
-        config::last_good::save(&self.settings.sources, &files);
+        let reloadable = keys(config::diff(&old, &new).reloadable);
+        let needs_restart = keys(config::diff(self.settings.started(), &new).needs_restart);
         self.settings.note_pending(needs_restart.clone());
-        // What is in force after a degraded start is not what anyone wants now: as much as possible is mended.
+        // After a degraded start as much as possible is taken over: GC is off until then.
         if !needs_restart.is_empty() && old.degraded.is_none() {
             self.collection.set_policy(old.policy(kept));
             return Ok(ReloadReport { applied: Vec::new(), needs_restart, held: reloadable });
         }
+        config::last_good::save(&self.settings.sources, &files);
         self.pulls.apply(&old, &new);
         self.collection.set_policy(new.policy(kept));
         log::change(new.log.level.max(self.settings.log_level()), log::LogLineFormat::of(new.log.format));

@@ -15,6 +15,8 @@ use crate::error::Error;
 pub(crate) struct NodeSettings {
     pub(crate) sources: SettingsSources,
     now: watch::Sender<Arc<Config>>,
+    /// The settings that the daemon was started with: some stay in force whatever is reloaded.
+    started: Config,
     /// Keys of the changes that wait for a restart.
     pending: Mutex<Vec<&'static str>>,
     /// The minimum log level, as set by `-v`.
@@ -32,6 +34,7 @@ impl NodeSettings {
     pub(crate) fn new(sources: SettingsSources, config: Config, log_level: Level) -> NodeSettings {
         NodeSettings {
             sources,
+            started: config.clone(),
             pending: Mutex::default(),
             log_level,
             changing: Mutex::default(),
@@ -44,6 +47,11 @@ impl NodeSettings {
     /// Keeps others from changing settings and rules. Not to be held across an await.
     pub(crate) fn changing(&self) -> MutexGuard<'_, ()> {
         self.changing.lock()
+    }
+
+    /// The settings that the daemon was started with.
+    pub(super) fn started(&self) -> &Config {
+        &self.started
     }
 
     /// Keys whose value waits for a restart.

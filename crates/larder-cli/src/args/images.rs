@@ -161,7 +161,7 @@ pub(crate) struct HistoryArgs {
     pub(crate) output: PrintFormat,
 }
 
-/// Show the disk usage of images, and how much of it can be freed: what larder prune -a would remove.
+/// Show the disk usage of images, and how much of it garbage collection can free.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder df
