@@ -46,6 +46,7 @@ impl fmt::Debug for TlsSettings {
             .field("authorities", &self.authorities.len())
             .field("client", &self.client.len())
             .field("skip_verify", &self.skip_verify)
+            .field("skip_is_implied", &self.skip_is_implied)
             .finish()
     }
 }
