@@ -44,13 +44,12 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use crate::config::Config;
+use crate::node::collection::MEASURE_WITHIN;
 
 /// How long a registry and containerd may take to say what an image has, and what is missing of it.
-/// How long a measurement of the image filesystem may take.
-const MEASURE_WITHIN: Duration = Duration::from_secs(2);
 const ASK_WITHIN: Duration = Duration::from_secs(5);
 
-/// What a pull of unknown size is assumed to need at most, a quarter of smaller disks. Larger images are rare, and most disks
+/// Need of a pull of unknown size at most, a quarter of smaller disks. Larger images are rare, and most disks
 /// have more free all the time.
 const ASSUMED: u64 = 8 << 30;
 
@@ -79,7 +78,7 @@ struct MeasuredDisk {
     stats: FsStats,
 }
 
-/// What is missing of an image.
+/// Layers of an image that the runtime lacks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct MissingLayers {
     need: SpaceEstimate,
@@ -99,7 +98,7 @@ enum PullSize {
     Missing(MissingLayers),
 }
 
-/// What becomes of a pull.
+/// Decision about a pull.
 #[derive(Debug, PartialEq, Eq)]
 enum Admission {
     /// It claims this much, and goes on.
@@ -189,7 +188,7 @@ impl AdmittedRuntime {
         }
     }
 
-    /// What is missing of an image; `None` if that cannot be determined, which is no error of the pull.
+    /// The layers that the runtime lacks of an image; `None` if that cannot be determined, which is no error of the pull.
     async fn missing(
         &self,
         image: &ImageSpec,
@@ -326,7 +325,7 @@ fn used(disk: FsStats) -> DiskSpace {
     }
 }
 
-/// What a pull of unknown size is assumed to need.
+/// The assumed need of a pull of unknown size.
 fn assumed_bytes(disk: FsStats) -> u64 {
     ASSUMED.min(disk.capacity / 4)
 }
@@ -346,7 +345,7 @@ async fn has_content(snapshots: PathBuf) -> bool {
     spawn_blocking(same).await.unwrap_or(false)
 }
 
-/// What containerd lacks of an image with these layers and diff IDs. It keeps the archive of a layer beside the unpacked
+/// Bytes that containerd lacks of an image with these layers and diff IDs. It keeps the archive of a layer beside the unpacked
 /// one.
 fn missing_layers<'a>(
     layers: impl Iterator<Item = (&'a Descriptor, &'a Digest)>,

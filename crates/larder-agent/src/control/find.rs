@@ -1,8 +1,8 @@
 //! Finds the present image that a text selects, for commands on present images: a pull and an ensure take names as
 //! kubelet does.
 //!
-//! What changes or uses an image takes an exact name, shortened as docker does, or its ID from four digits, if that is
-//! unambiguous. What only describes an image also takes the end of a name, and any start of an ID.
+//! A command that changes or uses an image takes an exact name, shortened as docker does, or its ID from four digits, if that is
+//! unambiguous. A command that only describes an image also takes the end of a name, and any start of an ID.
 
 use std::collections::BTreeSet;
 

@@ -62,7 +62,7 @@ fn show(args: &DfArgs, verbose: bool, usage: &UsageResponse, out: &Printer) {
     }
 }
 
-/// What images need, and what of it can be freed, as `docker system df` prints it.
+/// Bytes of images, and how many of them can be freed, as `docker system df` prints it.
 fn summary(usage: &UsageResponse) -> TextTable {
     let mut table = TextTable::new(["TYPE", "TOTAL", "ACTIVE", "SIZE", "RECLAIMABLE"]);
     let row = |name: &str, counts: [Option<u64>; 2], bytes: u64, reclaimable: Option<u64>, about: &str| {
