@@ -1,11 +1,10 @@
 //! The config of an image: its platform, and the diff IDs of its layers.
 
-use larder::reference::Digest;
+use larder::reference::{Digest, Platform};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 
 use super::limits::{MAX_BYTES, MAX_LAYERS, MAX_LISTED_TEXT};
-use super::platform::Platform;
 use super::{ManifestError, bounded};
 
 /// The fields of an image config that image management needs. A runtime reads the others from the bytes, and labels are read
@@ -30,8 +29,6 @@ struct ImageConfigDocument {
     os: String,
     #[serde(default, deserialize_with = "bounded::or_default")]
     variant: String,
-    #[serde(default, rename = "os.version", deserialize_with = "bounded::or_default")]
-    os_version: String,
     #[serde(default, deserialize_with = "bounded::or_default")]
     rootfs: RootFsDocument,
     #[serde(default, deserialize_with = "bounded::or_default")]
@@ -78,8 +75,6 @@ impl ImageConfig {
                 os: written.os,
                 architecture: written.architecture,
                 variant: written.variant,
-                os_version: written.os_version,
-                os_features: Vec::new(),
             },
             diff_ids: written.rootfs.diff_ids.into_iter().map(|diff_id| diff_id.0).collect(),
             user: written.config.user,

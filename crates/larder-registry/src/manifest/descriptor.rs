@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use larder::reference::Digest;
+use larder::reference::{Digest, Platform};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 
 use super::limits::MAX_ANNOTATIONS;
-use super::platform::Platform;
+use super::platform::WrittenPlatform;
 use super::{MediaType, bounded};
 
 /// A pointer to content by its digest.
@@ -66,7 +66,7 @@ impl Descriptor {
 
 /// Go programs write a platform of empty fields where they mean none.
 fn named_platform<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Platform>, D::Error> {
-    let platform = Option::<Platform>::deserialize(from)?;
+    let platform = Option::<WrittenPlatform>::deserialize(from)?.map(Platform::from);
     Ok(platform.filter(|platform| !(platform.os.is_empty() && platform.architecture.is_empty())))
 }
 

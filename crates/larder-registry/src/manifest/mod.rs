@@ -31,4 +31,4 @@ pub use error::ManifestError;
 pub use limits::{MAX_BYTES, MAX_DEPTH};
 pub(crate) use media_type::ACCEPTED_MANIFESTS;
 pub use media_type::{Compression, MediaType};
-pub use platform::{Platform, PlatformError, PlatformMatcher};
+pub use platform::PlatformMatcher;

@@ -1,133 +1,25 @@
-//! Platforms: which ones a machine can run, best first.
+//! The choice of a platform: which ones a machine can run, best first.
 
-use std::fmt;
-use std::str::FromStr;
-
+use larder::reference::Platform;
 use serde::Deserialize;
 
 use super::bounded;
-use super::limits::MAX_ANNOTATIONS;
 
-/// An operating system and a processor architecture.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Deserialize)]
-pub struct Platform {
-    /// `linux`, ...
+/// A platform as documents have it. Windows' versions and features are not read.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub(super) struct WrittenPlatform {
     #[serde(default, deserialize_with = "bounded::or_default")]
-    pub os: String,
-    /// `amd64`, `arm64`, ...
+    os: String,
     #[serde(default, deserialize_with = "bounded::or_default")]
-    pub architecture: String,
-    /// `v7`, ...; empty if none.
+    architecture: String,
     #[serde(default, deserialize_with = "bounded::or_default")]
-    pub variant: String,
-    /// Version of the operating system; Windows only.
-    #[serde(default, rename = "os.version", deserialize_with = "bounded::or_default")]
-    pub os_version: String,
-    /// Required features of the operating system; Windows only.
-    #[serde(default, rename = "os.features", deserialize_with = "bounded::list::<MAX_ANNOTATIONS, _, _>")]
-    pub os_features: Vec<String>,
+    variant: String,
 }
 
-impl Platform {
-    /// A platform without variant.
-    pub fn new(os: &str, architecture: &str) -> Platform {
-        Platform { os: os.into(), architecture: architecture.into(), ..Platform::default() }
-    }
-
-    fn with_variant(&self, architecture: &str, variant: &str) -> Platform {
-        Platform {
-            os: self.os.clone(),
-            architecture: architecture.into(),
-            variant: variant.into(),
-            ..Platform::default()
-        }
-    }
-
-    /// This machine, with the variant of its processor where it matters.
-    pub fn host() -> Platform {
-        let architecture = match std::env::consts::ARCH {
-            "x86_64" => "amd64",
-            "x86" => "386",
-            "aarch64" => "arm64",
-            "powerpc64" if cfg!(target_endian = "little") => "ppc64le",
-            "loongarch64" => "loong64",
-            other => other,
-        };
-        Platform::new("linux", architecture).with_variant(architecture, &host_variant())
-    }
-
-    /// Normalizes spellings: builders write `x86_64`, `aarch64`, `arm64` with and without `v8`, and so on.
-    fn canonical(&self) -> (String, String, String) {
-        let lower = |text: &str| text.to_ascii_lowercase();
-        let (os, architecture, mut variant) =
-            (lower(&self.os), lower(&self.architecture), lower(&self.variant));
-        let os = if os == "macos" { "darwin".to_owned() } else { os };
-        let architecture = match architecture.as_str() {
-            "x86_64" | "x86-64" => "amd64",
-            "i386" | "i686" => "386",
-            "aarch64" => "arm64",
-            "armhf" => {
-                variant = "v7".into();
-                "arm"
-            }
-            "armel" => {
-                variant = "v6".into();
-                "arm"
-            }
-            other => other,
-        }
-        .to_owned();
-        if variant.starts_with(|first: char| first.is_ascii_digit()) {
-            variant.insert(0, 'v');
-        }
-        let variant = match (architecture.as_str(), variant.as_str()) {
-            ("amd64", "") => "v1".to_owned(),
-            ("arm64", "") => "v8".to_owned(),
-            ("arm", "") => "v7".to_owned(),
-            _ => variant,
-        };
-        (os, architecture, variant)
-    }
-}
-
-/// `linux/arm64/v8`.
-impl fmt::Display for Platform {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let part = |text: &str| text.chars().filter(|c| !c.is_control()).take(32).collect::<String>();
-        write!(f, "{}/{}", part(&self.os), part(&self.architecture))?;
-        if !self.variant.is_empty() {
-            write!(f, "/{}", part(&self.variant))?;
-        }
-        Ok(())
-    }
-}
-
-/// A malformed platform.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("invalid platform {0:?}: expected OS/ARCHITECTURE[/VARIANT], such as linux/arm64")]
-pub struct PlatformError(String);
-
-impl FromStr for Platform {
-    type Err = PlatformError;
-
-    fn from_str(text: &str) -> Result<Self, PlatformError> {
-        let parts: Vec<&str> = text.split('/').collect();
-        let good = |part: &&str| {
-            !part.is_empty()
-                && part.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'))
-        };
-        if !parts.iter().all(good) {
-            return Err(PlatformError(text.to_owned()));
-        }
-        let platform = |os: &str, architecture: &str, variant: &str| Platform {
-            variant: variant.into(),
-            ..Platform::new(os, architecture)
-        };
-        match parts[..] {
-            [os, architecture] => Ok(platform(os, architecture, "")),
-            [os, architecture, variant] => Ok(platform(os, architecture, variant)),
-            _ => Err(PlatformError(text.to_owned())),
-        }
+impl From<WrittenPlatform> for Platform {
+    fn from(written: WrittenPlatform) -> Platform {
+        let WrittenPlatform { os, architecture, variant } = written;
+        Platform { os, architecture, variant }
     }
 }
 
@@ -136,19 +28,21 @@ impl FromStr for Platform {
 pub struct PlatformMatcher {
     wanted: Platform,
     /// Canonical forms, best first.
-    accepted: Vec<(String, String, String)>,
+    accepted: Vec<Platform>,
+    /// Whether a caller requested this platform.
+    is_requested: bool,
 }
 
 impl PlatformMatcher {
     /// The platforms that this machine can run.
     pub fn host() -> PlatformMatcher {
-        PlatformMatcher::for_platform(&Platform::host())
+        PlatformMatcher::for_platform(Platform::host())
     }
 
     /// The platforms that a machine of this platform can run: its own, then compatible ones, older variants
     /// last.
     pub fn for_platform(platform: &Platform) -> PlatformMatcher {
-        let (_, architecture, variant) = platform.canonical();
+        let Platform { architecture, variant, .. } = platform.canonical();
         let number = variant.strip_prefix('v').and_then(|rest| rest.split('.').next()?.parse::<u8>().ok());
         let down = |architecture: &'static str, from: u8, to: u8| {
             (to..=from).rev().map(move |number| (architecture, format!("v{number}")))
@@ -173,7 +67,22 @@ impl PlatformMatcher {
                 accepted.push(canonical);
             }
         }
-        PlatformMatcher { wanted: platform.clone(), accepted }
+        PlatformMatcher { wanted: platform.clone(), accepted, is_requested: false }
+    }
+
+    /// The requested platform, or an older variant of it; of another architecture nothing, even if a machine of this platform
+    /// can run it.
+    pub fn requested(platform: &Platform) -> PlatformMatcher {
+        let mut matcher = PlatformMatcher::for_platform(platform);
+        matcher.is_requested = true;
+        let architecture = platform.canonical().architecture;
+        matcher.accepted.retain(|accepted| accepted.architecture == architecture);
+        matcher
+    }
+
+    /// Whether a caller requested this platform: an image for another one must not be taken for it.
+    pub fn is_requested(&self) -> bool {
+        self.is_requested
     }
 
     /// The rank of an offer, 0 being best; `None` if it cannot be run.
@@ -186,51 +95,6 @@ impl PlatformMatcher {
     pub fn wanted(&self) -> &Platform {
         &self.wanted
     }
-}
-
-#[cfg(target_arch = "x86_64")]
-fn host_variant() -> String {
-    use std::arch::is_x86_feature_detected as has;
-    let v2 = has!("sse3")
-        && has!("ssse3")
-        && has!("sse4.1")
-        && has!("sse4.2")
-        && has!("popcnt")
-        && has!("cmpxchg16b");
-    let v3 = v2
-        && has!("avx2")
-        && has!("bmi1")
-        && has!("bmi2")
-        && has!("f16c")
-        && has!("fma")
-        && has!("lzcnt")
-        && has!("movbe");
-    let v4 =
-        v3 && has!("avx512f") && has!("avx512bw") && has!("avx512cd") && has!("avx512dq") && has!("avx512vl");
-    match (v4, v3, v2) {
-        (true, ..) => "v4".into(),
-        (_, true, _) => "v3".into(),
-        (.., true) => "v2".into(),
-        _ => String::new(),
-    }
-}
-
-#[cfg(target_arch = "aarch64")]
-fn host_variant() -> String {
-    "v8".into()
-}
-
-#[cfg(target_arch = "arm")]
-fn host_variant() -> String {
-    let cpu = fs_err::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let line = cpu.lines().find(|line| line.starts_with("CPU architecture"));
-    let number = line.and_then(|line| line.split(':').nth(1)?.trim().parse::<u8>().ok());
-    format!("v{}", number.unwrap_or(7).clamp(5, 8))
-}
-
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "arm")))]
-fn host_variant() -> String {
-    String::new()
 }
 
 #[cfg(test)]
@@ -287,13 +151,5 @@ mod tests {
         let host = Platform::host();
         let plain = Platform::new(&host.os, &host.architecture);
         assert!(PlatformMatcher::host().rank(&plain).is_some(), "{host}");
-    }
-
-    #[test]
-    fn texts_that_are_no_platform_are_refused() {
-        for text in ["", "linux", "linux/", "linux/amd64/v1/x", "linux/am d64"] {
-            assert!(text.parse::<Platform>().is_err(), "{text}");
-        }
-        assert_eq!("linux/arm/v6".parse::<Platform>().unwrap().to_string(), "linux/arm/v6");
     }
 }

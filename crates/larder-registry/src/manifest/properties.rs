@@ -1,5 +1,6 @@
 //! Invariants of all documents, checked on generated ones.
 
+use larder::reference::Platform;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 

@@ -1,7 +1,8 @@
 //! From names to manifests and configs.
 
+use larder::reference::Platform;
 use larder_registry::FetchErrorKind;
-use larder_registry::manifest::{ManifestError, ManifestOrIndex, Platform, PlatformMatcher};
+use larder_registry::manifest::{ManifestError, ManifestOrIndex, PlatformMatcher};
 use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, ResponseFault, digest};
 use serde_json::json;
 

@@ -3,8 +3,8 @@
 use std::io::{Cursor, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
-use larder::reference::{Digest, Reference};
-use larder_registry::manifest::{Platform, PlatformMatcher};
+use larder::reference::{Digest, Platform, Reference};
+use larder_registry::manifest::PlatformMatcher;
 use larder_store::disk::DiskSpace;
 use larder_store::store::import::{Import, ImportError, ImportSource};
 use larder_store::store::{LayerKey, LayerMetadata, Store};

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
+use super::PLATFORM_MARK;
 use super::digest::DigestError;
 use crate::go_format;
 
@@ -97,6 +98,8 @@ impl ReferenceError {
             "remove the whitespace"
         } else if image.ends_with(':') {
             "add a tag after the colon, or remove the colon"
+        } else if image.contains(PLATFORM_MARK) {
+            "expected [registry[:port]/]repository[:tag][@digest][#platform], such as busybox:1.36#linux/arm64"
         } else if image.contains('@') {
             "put the digest last: name@sha256:... with 64 hexadecimal digits"
         } else {

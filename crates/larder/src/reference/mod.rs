@@ -5,6 +5,10 @@
 //! runtime ([`apply_default_tag`]) and what pull records are keyed by ([`trim_tag_and_digest`]) stays the text that
 //! the user wrote.
 //!
+//! A name may end with the platform of an image for other machines: `busybox:1.36#linux/arm64`. Each platform's image has a
+//! name of its own, so a store can have several of them, and none takes the name that stands for the node's image.
+//! The suffix is larder's: registries and runtimes never see it.
+//!
 //! Promises: no input panics; time and memory grow at most linearly with the length of the input; error texts are
 //! kubelet's, word for word.
 
@@ -13,21 +17,44 @@ mod error;
 mod grammar;
 mod name;
 mod normalize;
+mod platform;
 #[cfg(test)]
 mod properties;
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 pub use digest::{Digest, DigestError, DigestHasher};
 pub use error::{ReferenceError, ReferenceErrorKind};
 pub(crate) use grammar::is_domain;
 pub use name::{ImageId, ImageName, LayerId};
+pub use platform::{Platform, PlatformError};
 
 /// The tag that stands for a missing one.
 pub const DEFAULT_TAG: &str = "latest";
 
-/// A normalised image name: `registry/path[:tag][@digest]`, with the hub's rules applied.
+/// The character before the platform of a name. Names in registries do not have it.
+const PLATFORM_MARK: char = '#';
+
+/// Whether a stored name is that of an image for other machines.
+pub fn names_platform(name: &str) -> bool {
+    name.contains(PLATFORM_MARK)
+}
+
+/// Splits the platform from a name: `None` if it has none, or if that is this machine's.
+fn split_platform(text: &str) -> Result<(&str, Option<Platform>), ReferenceErrorKind> {
+    let Some((name, platform)) = text.split_once(PLATFORM_MARK) else { return Ok((text, None)) };
+    let platform: Platform = platform.parse().map_err(|_| ReferenceErrorKind::Format)?;
+    Ok((name, other_platform(&platform)))
+}
+
+/// The platform in its canonical form; `None` for this machine's.
+fn other_platform(platform: &Platform) -> Option<Platform> {
+    (!platform.is_host()).then(|| platform.canonical())
+}
+
+/// A normalised image name: `registry/path[:tag][@digest][#platform]`, with the hub's rules applied.
 ///
 /// Prints in full: `docker.io/library/busybox:1.36`. [`familiar`](Reference::familiar) is the short form.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -37,20 +64,30 @@ pub struct Reference {
     path_at: usize,
     tag: Option<String>,
     digest: Option<Digest>,
+    /// In its canonical form; `None` if it is this machine's.
+    platform: Option<Arc<Platform>>,
 }
 
 impl Reference {
-    /// Parses any name that a pod may carry, and normalises it: `busybox` is `docker.io/library/busybox`.
+    /// Parses any name that a pod may carry, or such a name with a platform, and normalises it: `busybox` is
+    /// `docker.io/library/busybox`.
     pub fn parse(image: &str) -> Result<Self, ReferenceError> {
         Self::parse_kind(image).map_err(|kind| ReferenceError::plain(image, kind))
     }
 
     fn parse_kind(image: &str) -> Result<Self, ReferenceErrorKind> {
+        let (image, platform) = split_platform(image)?;
         let full = normalize::qualify(image)?;
         let parts = grammar::parse(&full)?;
         let digest = parts.digest.map(Digest::parse).transpose()?;
         let (name, tag) = (parts.name.to_owned(), parts.tag.map(str::to_owned));
-        Ok(Reference { path_at: name.len() - parts.path.len(), name, tag, digest })
+        Ok(Reference {
+            path_at: name.len() - parts.path.len(),
+            name,
+            tag,
+            digest,
+            platform: platform.map(Arc::new),
+        })
     }
 
     /// The full name without tag and digest, `docker.io/library/busybox`: the key of credential lookup.
@@ -86,6 +123,33 @@ impl Reference {
         self.digest.as_ref()
     }
 
+    /// The platform of its image, in the canonical form; `None` if it is this machine's.
+    pub fn platform(&self) -> Option<&Platform> {
+        self.platform.as_deref()
+    }
+
+    /// The name of the image for this platform; `None` is this machine's, and the name in registries.
+    #[must_use]
+    pub fn for_platform(&self, platform: Option<&Platform>) -> Reference {
+        let platform = platform.and_then(other_platform).map(Arc::new);
+        Reference { platform, ..self.clone() }
+    }
+
+    /// The name of the content with this digest, without a tag.
+    #[must_use]
+    pub fn with_digest(&self, digest: &Digest) -> Reference {
+        Reference { tag: None, digest: Some(digest.clone()), ..self.clone() }
+    }
+
+    /// The name with one of tag and digest, as stores have it: with `latest` if it has neither, without the tag if it has both.
+    #[must_use]
+    pub fn stored(&self) -> Reference {
+        match &self.digest {
+            Some(digest) => self.with_digest(digest),
+            None => Reference { tag: self.tag_or_default().map(str::to_owned), ..self.clone() },
+        }
+    }
+
     /// The name as docker prints it, without tag and digest: `docker.io/` and `library/` are left out.
     ///
     /// Where the short form would mean another image (`docker.io/localhost/app`), the full one is kept.
@@ -102,7 +166,7 @@ impl Reference {
     }
 }
 
-/// `name[:tag][@digest]`, in full.
+/// `name[:tag][@digest][#platform]`, in full.
 impl fmt::Display for Reference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.name)?;
@@ -111,6 +175,9 @@ impl fmt::Display for Reference {
         }
         if let Some(digest) = &self.digest {
             write!(f, "@{digest}")?;
+        }
+        if let Some(platform) = &self.platform {
+            write!(f, "{PLATFORM_MARK}{platform}")?;
         }
         Ok(())
     }
@@ -130,10 +197,11 @@ pub fn apply_default_tag(image: &str) -> Result<String, ReferenceError> {
     ImageName::from(image).with_default_tag().map(String::from)
 }
 
-/// The input without its tag and digest, by the plain grammar: not qualified, so `ubuntu` and
+/// The input without its tag, digest and platform, by the plain grammar: not qualified, so `ubuntu` and
 /// `docker.io/library/ubuntu` stay two different keys. Pull records and allowlists are keyed by it.
 pub fn trim_tag_and_digest(image: &str) -> Result<&str, ReferenceError> {
-    let parts = grammar::parse(image).map_err(|kind| ReferenceError::plain(image, kind))?;
+    let parts = split_platform(image).and_then(|(name, _)| grammar::parse(name));
+    let parts = parts.map_err(|kind| ReferenceError::plain(image, kind))?;
     let digest = parts.digest.map(Digest::parse).transpose();
     digest.map_err(|error| ReferenceError::plain(image, error.into()))?;
     Ok(parts.name)
@@ -173,6 +241,44 @@ mod tests {
             ["docker.io/localhost/app", "docker.io/reg.example/app", &format!("docker.io/library/{hex}")]
         {
             assert_eq!(parsed(image).familiar(), image);
+        }
+    }
+
+    #[test]
+    fn a_name_may_have_the_platform_of_another_machine() {
+        let image = parsed("busybox:1#linux/S390X");
+        assert_eq!(image.to_string(), "docker.io/library/busybox:1#linux/s390x");
+        assert_eq!((image.name(), image.tag()), ("docker.io/library/busybox", Some("1")));
+        assert_eq!(parsed(&image.to_string()), image);
+        assert_ne!(image, parsed("busybox:1"));
+        assert_eq!(image.for_platform(None), parsed("busybox:1"));
+        assert_eq!(parsed("busybox:1").for_platform(image.platform()), image);
+        let digest = format!("sha256:{}", "a".repeat(64));
+        let pinned = parsed(&format!("busybox:1@{digest}#linux/s390x"));
+        assert_eq!(pinned.stored().to_string(), format!("docker.io/library/busybox@{digest}#linux/s390x"));
+        assert_eq!(trim_tag_and_digest("busybox:1#linux/s390x").unwrap(), "busybox");
+    }
+
+    #[test]
+    fn the_platform_of_this_machine_is_no_part_of_a_name() {
+        let host = Platform::host();
+        for own in [host.to_string(), format!("{}/{}", host.os, host.architecture)] {
+            assert_eq!(parsed(&format!("busybox#{own}")), parsed("busybox"));
+            assert_eq!(
+                ImageName::from(format!("busybox#{own}")).with_default_tag().unwrap(),
+                "busybox:latest"
+            );
+        }
+        let name = ImageName::new("busybox#linux/s390x").with_default_tag().unwrap();
+        assert_eq!(name, "busybox:latest#linux/s390x");
+    }
+
+    #[test]
+    fn a_mark_without_a_platform_is_no_name() {
+        for image in ["busybox#", "busybox#linux", "#linux/s390x", "busybox#linux/s390x#linux/arm", "a#b/c~"]
+        {
+            let error = apply_default_tag(image).expect_err(image);
+            assert!(error.hint().is_some_and(|hint| hint.contains("[#platform]")), "{image}");
         }
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::error::{ReferenceError, ReferenceErrorKind};
-use super::{DEFAULT_TAG, Digest, Reference, trim_tag_and_digest};
+use super::{DEFAULT_TAG, Digest, PLATFORM_MARK, Reference, trim_tag_and_digest};
 
 /// Implements the methods that every type of this page has in common with its text.
 macro_rules! text {
@@ -188,14 +188,18 @@ impl ImageName {
         self.0.parsed.as_ref().map_err(|kind| ReferenceError::named(self.as_str(), kind.clone()))
     }
 
-    /// The name as it is sent to the runtime: as written, with `:latest` appended if it has neither tag nor digest. It is
-    /// never qualified or rewritten. Fails as [`reference`](ImageName::reference) does.
+    /// The name as it is sent to the runtime: as written, with `:latest` if it has neither tag nor digest, and without this
+    /// machine's platform. It is never qualified or rewritten. Fails as [`reference`](ImageName::reference) does.
     pub fn with_default_tag(&self) -> Result<ImageName, ReferenceError> {
         let parsed = self.reference()?;
-        Ok(match (parsed.tag(), parsed.digest()) {
-            (None, None) => format!("{self}:{DEFAULT_TAG}").into(),
-            _ => self.clone(),
-        })
+        let needs_tag = parsed.tag().is_none() && parsed.digest().is_none();
+        let (written, platform) = self.as_str().split_once(PLATFORM_MARK).unwrap_or((self.as_str(), ""));
+        if !needs_tag && platform.is_empty() {
+            return Ok(self.clone());
+        }
+        let tag = if needs_tag { format!(":{DEFAULT_TAG}") } else { String::new() };
+        let platform = parsed.platform().map(|platform| format!("{PLATFORM_MARK}{platform}"));
+        Ok(format!("{written}{tag}{}", platform.unwrap_or_default()).into())
     }
 
     /// See [`trim_tag_and_digest`].

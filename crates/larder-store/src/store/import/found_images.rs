@@ -1,7 +1,7 @@
 //! The images of an archive, and what it has beside them: content of other kinds, and images for other platforms.
 
-use larder::reference::Digest;
-use larder_registry::manifest::{ImageIndex, MAX_DEPTH, ManifestError, Platform, PlatformMatcher};
+use larder::reference::{Digest, Platform};
+use larder_registry::manifest::{ImageIndex, MAX_DEPTH, ManifestError, PlatformMatcher};
 
 use super::error::ImportError;
 use super::image::ImportImage;
