@@ -304,7 +304,7 @@ impl LocalNode {
 
     /// Loads the images of an archive or an OCI layout; their IDs.
     pub async fn load(&self, from: &Path) -> Result<Vec<String>, Error> {
-        let (upload, read_error) = ArchiveUpload::of(from, "");
+        let (upload, read_error) = ArchiveUpload::of(from, api::LoadRequest::default());
         let answer = self.client().wait(async |mut calls| calls.load(upload).await).await;
         if let Some(error) = read_error.take() {
             return Err(Error::bad_input(format!("{}: cannot read: {error}", from.display())));

@@ -13,7 +13,7 @@ use larder::pull::{EnsureError, EnsureRequest, EnsuredImage, ImagePresence, Pull
 use larder::reference::{Digest, Reference};
 use larder_agent::LocalNode;
 use larder_registry::{Proxy, RegistryClient, RegistryConfig};
-use larder_store::pull::{StorePullConfig, StorePuller};
+use larder_store::pull::{LoadOptions, StorePullConfig, StorePuller};
 use larder_store::store::import::ImportSource;
 use larder_store::store::{Store, StoreConfig};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
@@ -103,7 +103,7 @@ async fn load(puller: &StorePuller, name: &str) {
     fs_err::write(dir.path().join("config.json"), config.to_string()).unwrap();
     fs_err::write(dir.path().join("manifest.json"), manifest.to_string()).unwrap();
     fs_err::write(dir.path().join("layer.tar"), layer).unwrap();
-    puller.load(ImportSource::Path(dir.path().to_owned()), None).await.unwrap();
+    puller.load(ImportSource::Path(dir.path().to_owned()), &LoadOptions::default()).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -270,7 +270,10 @@ fn control_calls() -> Vec<Vec<u8>> {
         call(&at("Keep"), &keep),
         call(&at("Lease"), &control::LeaseRequest { image: image(), seconds: u64::MAX }),
         call(&at("Leases"), &control::LeasesRequest::default()),
-        call(&at("Load"), &control::LoadRequest { name: image(), piece: b"archive".to_vec() }),
+        call(
+            &at("Load"),
+            &control::LoadRequest { name: image(), piece: b"archive".to_vec(), platform: image() },
+        ),
         call(&at("Export"), &control::ExportRequest { images: vec![image()], format: 1, sparse: true }),
         call(&at("Mount"), &mount),
         call(&at("Unmount"), &unmount),

@@ -281,6 +281,9 @@ impl CriBackend {
         image: &ImageSpec,
         verbose: bool,
     ) -> Result<Option<ImageDetails>, BackendError> {
+        if image.is_for_other_platform() {
+            return Ok(None);
+        }
         let message = proto::ImageStatusRequest { image: Some(self.spec(image)?), verbose };
         let mut images = self.images();
         let asked = self.ask_images("image_status", images.image_status(self.request(message)));
@@ -459,7 +462,7 @@ impl Backend for CriBackend {
         sandbox: Option<&SandboxConfig>,
         _progress: &ProgressReporter,
     ) -> Result<ImageId, BackendError> {
-        image.check_tls_verify()?;
+        image.check_runtime_pull()?;
         let request = proto::PullImageRequest {
             image: Some(self.spec(image)?),
             auth: credential.map(convert::credential_to_cri),

@@ -202,11 +202,17 @@ impl Backend for DockerBackend {
     }
 
     async fn status(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError> {
+        if image.is_for_other_platform() {
+            return Ok(None);
+        }
         let found = self.engine.within(self.engine.inspect::<ImageInspect>(image.image.as_str())).await?;
         Ok(found.map(|found| convert::image_from_inspect(&found)))
     }
 
     async fn inspect(&self, image: &ImageSpec) -> Result<Option<ImageDetails>, BackendError> {
+        if image.is_for_other_platform() {
+            return Ok(None);
+        }
         let found = self.engine.within(self.engine.inspect::<Value>(image.image.as_str())).await?;
         found.map(convert::details).transpose()
     }
@@ -218,7 +224,7 @@ impl Backend for DockerBackend {
         _sandbox: Option<&SandboxConfig>,
         progress: &ProgressReporter,
     ) -> Result<ImageId, BackendError> {
-        image.check_tls_verify()?;
+        image.check_runtime_pull()?;
         names::in_path(image.image.as_str())?;
         let mut headers = HeaderMap::new();
         if let Some(credential) = credential {

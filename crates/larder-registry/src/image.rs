@@ -38,7 +38,7 @@ pub struct ImageDocuments {
 impl RepositorySession {
     /// Fetches the documents of the image that the session's name points at, for the best platform on offer.
     ///
-    /// A name that points at a manifest selects that manifest, whatever its platform.
+    /// A name that points at a manifest selects that manifest, whatever its platform, unless a caller requested one.
     pub async fn documents(&self, platform: &PlatformMatcher) -> Result<ImageDocuments, FetchError> {
         self.documents_with_known_configs(platform, &|_| Box::pin(std::future::ready(None))).await
     }
@@ -51,7 +51,14 @@ impl RepositorySession {
     ) -> Result<ImageDocuments, FetchError> {
         let target = self.resolve().await?;
         let index = match &target.document {
-            ManifestOrIndex::Manifest(_) => return self.finish(target.clone(), target, known).await,
+            ManifestOrIndex::Manifest(_) => {
+                let documents = self.finish(target.clone(), target, known).await?;
+                let built_for = &documents.config.platform;
+                if platform.is_requested() && !built_for.os.is_empty() && platform.rank(built_for).is_none() {
+                    return Err(self.no_platform(&documents.target, platform, vec![built_for.to_string()]));
+                }
+                return Ok(documents);
+            }
             ManifestOrIndex::Index(index) => index,
         };
         let mut offered = index.platforms();
@@ -90,8 +97,17 @@ impl RepositorySession {
             return Err(error);
         }
         offered.dedup();
+        Err(self.no_platform(&target, platform, offered))
+    }
+
+    fn no_platform(
+        &self,
+        target: &ResolvedManifest,
+        platform: &PlatformMatcher,
+        offered: Vec<String>,
+    ) -> FetchError {
         let error = ManifestError::NoPlatform { wanted: platform.wanted().to_string(), offered };
-        Err(self.unusable(&target.descriptor, &target.host, error))
+        self.unusable(&target.descriptor, &target.host, error)
     }
 
     async fn finish(

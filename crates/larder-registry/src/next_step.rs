@@ -8,6 +8,7 @@ use larder::hint::Hint;
 use super::error::{FetchError, FetchErrorKind, FetchTarget, HANDSHAKE_CLOSED, is_refused};
 use super::hosts::HostsConfig;
 use super::tls::{CertificateProblem, TlsProblem};
+use crate::manifest::ManifestError;
 
 /// Input of an error's text and next step beside the cause.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -88,6 +89,10 @@ pub(crate) fn next_step(error: &FetchError) -> Option<Hint> {
                 }
                 _ => hint,
             }
+        }
+        FetchErrorKind::Manifest(ManifestError::NoPlatform { offered, .. }) if !offered.is_empty() => {
+            Hint::from("build the image for this platform, or request another one: ")
+                .setting("platform", offered[0].clone())
         }
         FetchErrorKind::Manifest(error) => return error.hint().map(Hint::from),
         FetchErrorKind::Hosts(error) => return error.hint().map(Hint::from),

@@ -7,7 +7,7 @@ use futures_util::future::BoxFuture;
 use larder::backend::{
     Backend, BackendError, CallErrorKind, Condition, Container, ContainerInventory, FilesystemUsage,
     Filesystems, Image, ImageDetails, ImageNames, ImageOrigins, ImageSpec, MinimumRate, ProgressReporter,
-    RemoveOptions, Removed, RuntimeInfo,
+    PullOptions, RemoveOptions, Removed, RuntimeInfo,
 };
 use larder::credentials::Credential;
 use larder::error_chain;
@@ -15,10 +15,10 @@ use larder::pod::SandboxConfig;
 use larder::reference::{ImageId, ImageName, Reference, ReferenceError};
 
 use crate::disk::DiskSpace;
-use crate::pull::{PullError, StorePuller};
+use crate::pull::{PullError, StorePuller, image_warnings};
 use crate::store::{FORMAT, Store, StoreError};
 use larder_registry::FetchErrorKind;
-use larder_registry::manifest::ImageConfig;
+use larder_registry::manifest::{ImageConfig, ManifestError};
 
 /// A runtime that has the images of the store as well, because it keeps its snapshots there.
 #[async_trait]
@@ -140,7 +140,7 @@ impl Backend for StoreBackend {
                 if let Ok(parsed) = ImageConfig::parse(&config) {
                     let layers = record.layers.iter().map(|layer| store.layer(&layer.key));
                     let layers = layers.collect::<Result<Vec<_>, _>>()?;
-                    let warnings = puller.image_warnings(&parsed, layers.iter().flatten());
+                    let warnings = image_warnings(&parsed, puller.platform(), layers.iter().flatten());
                     let warnings = serde_json::to_string(&warnings).unwrap_or_default();
                     details.info.insert("warnings".into(), warnings);
                 }
@@ -163,10 +163,13 @@ impl Backend for StoreBackend {
         let invalid =
             |error: ReferenceError| BackendError::caused_by(CallErrorKind::Other, error.kind().clone());
         let name = image.image.reference().map_err(invalid)?;
-        let pulled = if image.skip_tls_verify {
-            self.puller.without_tls_verify().pull(name, credential, progress).await
+        let PullOptions { skip_tls_verify, accept_only_platform } = image.options;
+        let insecure = skip_tls_verify.then(|| self.puller.without_tls_verify());
+        let through = insecure.as_ref().unwrap_or(&self.puller);
+        let pulled = if accept_only_platform {
+            through.pull_only_platform(name, credential, progress).await
         } else {
-            self.puller.pull(name, credential, progress).await
+            through.pull(name, credential, progress).await
         };
         let id = pulled.map_err(pull_failed)?.id;
         if let Some(attached) = &self.attached {
@@ -284,7 +287,10 @@ fn kind_of_pull(error: &PullError) -> CallErrorKind {
     }
     match error.fetch_kind() {
         Some(FetchErrorKind::Unreachable(_)) => CallErrorKind::RegistryUnavailable,
-        Some(FetchErrorKind::NotFound { .. }) => CallErrorKind::NotFound,
+        // As containerd answers for an image that its registry has for other platforms.
+        Some(
+            FetchErrorKind::NotFound { .. } | FetchErrorKind::Manifest(ManifestError::NoPlatform { .. }),
+        ) => CallErrorKind::NotFound,
         _ if error.is_denied() => CallErrorKind::Denied,
         _ => CallErrorKind::Other,
     }

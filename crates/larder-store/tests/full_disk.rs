@@ -19,7 +19,7 @@ use larder_registry::{RegistryClient, RegistryConfig};
 use larder_store::disk::DiskSpace;
 use larder_store::fsck::FsckOptions;
 use larder_store::mounts::MountOptions;
-use larder_store::pull::{PullError, StorePullConfig, StorePuller};
+use larder_store::pull::{LoadOptions, PullError, StorePullConfig, StorePuller};
 use larder_store::store::import::ImportSource;
 use larder_store::store::{
     BlobSource, LeaseRecord, LeaseResources, RemoveOptions, Store, StoreConfig, StoreOpenError,
@@ -163,7 +163,10 @@ impl SmallDiskImage {
             ImportMethod::Load => {
                 let from = ImportSource::Path(self.layout(name));
                 puller
-                    .load(from, Some(Reference::parse(&format!("registry.example/{name}")).unwrap()))
+                    .load(
+                        from,
+                        &LoadOptions::named(Reference::parse(&format!("registry.example/{name}")).unwrap()),
+                    )
                     .await
                     .map(drop)
             }

@@ -9,7 +9,7 @@ use larder::backend::ProgressReporter;
 use larder::credentials::Credential;
 use larder::reference::{Digest, Reference};
 use larder_registry::{Proxy, RegistryClient, RegistryConfig};
-use larder_store::pull::{LoadedImage, PullError, StorePullConfig, StorePuller};
+use larder_store::pull::{LoadOptions, LoadedImage, PullError, StorePullConfig, StorePuller};
 use larder_store::store::import::ImportSource;
 use larder_store::store::{ImageRecord, Store, StoreConfig};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
@@ -333,12 +333,12 @@ fn write_layout(dir: &Path, name: &str, config: &[u8], layers: &[(String, Vec<u8
 /// Loads a layout from its directory, or as a stream.
 async fn load(puller: &StorePuller, layout: &Path, as_stream: bool) -> Result<Vec<LoadedImage>, PullError> {
     if !as_stream {
-        return Ok(puller.load(ImportSource::Path(layout.to_owned()), None).await?.images);
+        return Ok(puller.load(ImportSource::Path(layout.to_owned()), &LoadOptions::default()).await?.images);
     }
     let mut archive = tar::Builder::new(Vec::new());
     archive.append_dir_all(".", layout).unwrap();
     let archive = std::io::Cursor::new(archive.into_inner().unwrap());
-    Ok(puller.load(ImportSource::Stream(Box::new(archive)), None).await?.images)
+    Ok(puller.load(ImportSource::Stream(Box::new(archive)), &LoadOptions::default()).await?.images)
 }
 
 #[tokio::test]

@@ -13,7 +13,7 @@ use larder::reference::Reference;
 use larder_registry::{RegistryClient, RegistryConfig};
 use larder_store::disk::{Disk, DiskFile, FileOpenMode, FilesystemSync, RealDisk};
 use larder_store::fsck::FsckOptions;
-use larder_store::pull::{StorePullConfig, StorePuller};
+use larder_store::pull::{LoadOptions, StorePullConfig, StorePuller};
 use larder_store::store::import::ImportSource;
 use larder_store::store::{RemoveOptions, Store, StoreConfig};
 use larder_testkit_peers::packages::find_program;
@@ -121,7 +121,7 @@ impl PowerCutStore {
         let puller = StorePuller::new(store.clone(), client, StorePullConfig::default());
         let image = Reference::parse(&format!("registry.example/{name}")).unwrap();
         let source = ImportSource::Path(self.disk.dir().join(name));
-        let loaded = self.runtime.block_on(puller.load(source, Some(image)));
+        let loaded = self.runtime.block_on(puller.load(source, &LoadOptions::named(image)));
         loaded.map(drop).map_err(|error| error.to_string())
     }
 

@@ -20,7 +20,7 @@ pub use crate::progress::{
     ByteProgress, LayerPhase, LayerProgress, MinimumRate, ProgressReporter, PullDetail, PullStep, PullWait,
     RateWindow,
 };
-use crate::reference::{ImageId, ImageName, Reference};
+use crate::reference::{ImageId, ImageName, Reference, names_platform};
 
 /// The image of a call, as in CRI's `ImageSpec`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
@@ -33,8 +33,17 @@ pub struct ImageSpec {
     pub runtime_handler: String,
     /// The name as the user wrote it; set for image volumes only.
     pub user_specified_image: ImageName,
-    /// Whether a pull accepts any certificate, and plain HTTP where a registry does not speak TLS. Not part of CRI.
+    /// Options of the pull.
+    pub options: PullOptions,
+}
+
+/// Options of a pull that CRI does not have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct PullOptions {
+    /// Whether to accept any certificate, and plain HTTP where a registry does not speak TLS.
     pub skip_tls_verify: bool,
+    /// Whether to pull an image that the registry has for one other platform only, under its name with that platform.
+    pub accept_only_platform: bool,
 }
 
 impl ImageSpec {
@@ -43,15 +52,24 @@ impl ImageSpec {
         ImageSpec { image: image.into(), ..ImageSpec::default() }
     }
 
-    /// Fails if the pull must skip the verification of TLS: for backends whose runtime pulls by its own configuration.
-    pub fn check_tls_verify(&self) -> Result<(), BackendError> {
-        if !self.skip_tls_verify {
+    /// Whether the image is for another platform than this machine's.
+    pub fn is_for_other_platform(&self) -> bool {
+        self.image.reference().is_ok_and(|name| name.platform().is_some())
+    }
+
+    /// Fails if the pull needs what a runtime does not do: for backends whose runtime pulls by its own configuration.
+    pub fn check_runtime_pull(&self) -> Result<(), BackendError> {
+        let (message, hint) = if self.is_for_other_platform() {
+            let hint = Hint::from("larder's own store takes images for all platforms: ");
+            ("the container runtime pulls images for its own platform only", hint.setting("backend", "store"))
+        } else if self.options.skip_tls_verify {
+            let hint = "configure the registry in the runtime: certs.d/HOST/hosts.toml of containerd, \
+                        insecure-registries of Docker";
+            ("the container runtime pulls, and verifies TLS as it is configured", Hint::from(hint))
+        } else {
             return Ok(());
-        }
-        let message = "the container runtime pulls, and verifies TLS as it is configured";
-        let hint = "configure the registry in the runtime: certs.d/HOST/hosts.toml of containerd, \
-                    insecure-registries of Docker";
-        Err(BackendError::call(CallErrorKind::Other, message).with_hint(Hint::from(hint)))
+        };
+        Err(BackendError::call(CallErrorKind::Other, message).with_hint(hint))
     }
 }
 
@@ -74,6 +92,14 @@ pub struct Image {
     pub pinned: bool,
     /// The spec that the runtime reports, if it reports one.
     pub spec: Option<ImageSpec>,
+}
+
+impl Image {
+    /// Whether no name of the image is one of this machine's: it was pulled or loaded for other platforms.
+    pub fn is_for_other_platforms(&self) -> bool {
+        let mut names = self.repo_tags.iter().chain(&self.repo_digests).peekable();
+        names.peek().is_some() && names.all(|name| names_platform(name))
+    }
 }
 
 /// A present image with the runtime's verbose answer.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use larder::backend::{BackendError, CallErrorKind, Image, ImageSpec, RemoveOptions};
+use larder::backend::{BackendError, CallErrorKind, Image, ImageSpec, PullOptions, RemoveOptions};
 use larder::credentials::{Credential, PullSecret, Secret, SecretCoordinates};
 use larder::events::{EventReason, RingSink};
 use larder::pod::{ObjectRef, Pod, SandboxConfig};
@@ -290,7 +290,8 @@ async fn each_caller_of_one_pull_waits_for_as_long_as_it_wants() {
 async fn a_pull_that_verifies_tls_does_not_join_one_that_does_not() {
     let node = node(PullConfig::default());
     node.backend.hold_pulls();
-    let insecure = node.ensure(EnsureRequest { skip_tls_verify: true, ..pod(None) }).await;
+    let options = PullOptions { skip_tls_verify: true, ..PullOptions::default() };
+    let insecure = node.ensure(EnsureRequest { options, ..pod(None) }).await;
     let verified = node.ensure(pod(None)).await;
     for pulling in [insecure, verified] {
         node.backend.finish_pull(ScriptedPull::ok("sha256:app", 7)).expect("each has its own");

@@ -395,7 +395,7 @@ impl Backend for AdmittedRuntime {
         sandbox: Option<&SandboxConfig>,
         progress: &ProgressReporter,
     ) -> Result<ImageId, BackendError> {
-        image.check_tls_verify()?;
+        image.check_runtime_pull()?;
         let (claim, missing) = self.admit(image, credential).await?;
         let pulled = self.runtime.pull(image, credential, sandbox, progress).await;
         drop(claim);

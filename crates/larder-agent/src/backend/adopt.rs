@@ -17,7 +17,7 @@ use larder::backend::{BackendError, CallErrorKind};
 use larder::error_chain;
 use larder::reference::{Digest, ImageId, ImageName, Reference};
 use larder_containerd::{ContainerdImage, ContainerdImages, ForeignName};
-use larder_store::pull::PullError;
+use larder_store::pull::{LoadOptions, PullError};
 use larder_store::store::import::{BlobReader, ImportError, ImportSource};
 use larder_store::store::{Store, StoreError};
 use parking_lot::Mutex;
@@ -168,7 +168,7 @@ impl StorePublisher {
             sizes: self.images.blobs().await?,
             reader: Arc::new(ContentReader { images: self.images.clone(), runtime: Handle::current() }),
         };
-        for loaded in self.store.puller().load(from, None).await?.images {
+        for loaded in self.store.puller().load(from, &LoadOptions::default()).await?.images {
             self.add_names(&image, &loaded.image.id).await?;
         }
         Ok(())

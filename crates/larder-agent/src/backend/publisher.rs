@@ -18,7 +18,7 @@ use larder::backend::{
     Backend as _, BackendError, CallErrorKind, ContainerInventory, Image, RemoveOptions, Removed,
 };
 use larder::hidden::HiddenImages;
-use larder::reference::{Digest, ImageId, ImageName};
+use larder::reference::{Digest, ImageId, ImageName, Reference, names_platform};
 use larder::retention::{Retention, RetentionError, RetentionSource, SourceScope};
 use larder::retry::retry_until;
 use larder_containerd::{
@@ -292,7 +292,7 @@ impl StorePublisher {
                 return false;
             }
         };
-        own.retain(|image| !self.hides(image));
+        own.retain(|image| !self.hides(image) && !image.is_for_other_platforms());
         let complete = self.publish_missing(&own, &listed, errors).await;
         let published = own.iter().filter(|image| self.is_published(image)).count();
         *self.comparison.lock() = Comparison {
@@ -351,10 +351,14 @@ impl StorePublisher {
         Ok(found.map(|found| (lock, found)))
     }
 
-    /// An image as containerd gets it; `None` if the store does not have it.
+    /// An image as containerd gets it; `None` if the store does not have it, or only for other platforms.
     pub(super) async fn published(&self, image: &ImageName) -> Result<Option<PublishedImage>, BackendError> {
         let (store, image) = (self.store.store().clone(), image.clone());
-        let read = move || store.image(image)?.map(|record| published(&store, record)).transpose();
+        let read = move || {
+            let found = store.image(image)?;
+            let found = found.filter(|record| !store.to_image(record).is_for_other_platforms());
+            found.map(|record| published(&store, record)).transpose()
+        };
         match spawn_blocking(read).await {
             Ok(read) => {
                 read.map_err(|error: StoreError| BackendError::caused_by(CallErrorKind::Other, error))
@@ -440,7 +444,8 @@ fn withdrawn_names(image: &PublishedImage, options: &RemoveOptions) -> Vec<Strin
 
 /// Whether all names of an image are among these.
 fn has_all(known: &NamesInContainerd, image: &Image) -> bool {
-    image.repo_tags.iter().chain(&image.repo_digests).all(|name| known.all.contains(name))
+    let mut names = image.repo_tags.iter().chain(&image.repo_digests);
+    names.all(|name| names_platform(name) || known.all.contains(name))
 }
 
 /// Drops images that containerd does not list, or not under one of their names. It lists none for another image that it
@@ -466,17 +471,13 @@ fn published(store: &Store, record: ImageRecord) -> Result<PublishedImage, Store
     Ok(PublishedImage { id: record.id, config, documents, names, chains, preloaded: record.preloaded })
 }
 
-/// The names of an image, each with the document that it stands for: of a tag, the one that its repository served last, else the
-/// outermost.
+/// The names of an image that containerd gets, each with the document that it stands for: of a tag, the one that its repository
+/// served last, else the outermost.
 fn named_documents(record: &ImageRecord) -> Vec<(String, Digest)> {
     let of_name = |name: &String| {
-        let target = if let Some((_, digest)) = name.split_once('@') {
-            Digest::parse(digest).ok()
-        } else {
-            let repository = name.rsplit_once(':').map_or(name.as_str(), |(repository, _)| repository);
-            record.served_digest(repository).or(record.manifests.first()).cloned()
-        };
-        target.map(|target| (name.clone(), target))
+        let parsed = Reference::parse(name).ok().filter(|parsed| parsed.platform().is_none())?;
+        let served = || record.served_digest(&parsed).or(record.manifests.first());
+        Some((name.clone(), parsed.digest().or_else(served)?.clone()))
     };
     record.names().filter_map(of_name).collect()
 }
@@ -538,6 +539,7 @@ mod tests {
             [names("sha256:1", &["a:1", "b:1"]), names("sha256:2", &["c:1"])].into();
         assert!(has_all(&published["sha256:1"], &image("sha256:1", &["b:1"])));
         assert!(!has_all(&published["sha256:1"], &image("sha256:1", &["a:1", "new:1"])));
+        assert!(has_all(&published["sha256:1"], &image("sha256:1", &["a:1", "new:1#linux/s390x"])));
 
         // Another image has a name: that is its user's will.
         let listed = [image("sha256:1", &["a:1"]), image("sha256:2", &["c:1"]), image("sha256:9", &["b:1"])];

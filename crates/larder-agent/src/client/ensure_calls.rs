@@ -152,7 +152,7 @@ impl EnsureCalls {
     }
 
     fn request(&self, request: &EnsureRequest) -> api::EnsureRequest {
-        let EnsureRequest { image, policy, pod, target, secrets, skip_tls_verify, time_limit, .. } = request;
+        let EnsureRequest { image, policy, pod, target, secrets, options, time_limit, .. } = request;
         let secrets = secrets.iter().chain(&self.own).filter_map(convert::secret);
         api::EnsureRequest {
             images: vec![api::WantedImage {
@@ -170,7 +170,8 @@ impl EnsureCalls {
             secrets: secrets.collect(),
             progress: self.progress,
             run: self.run.clone(),
-            skip_tls_verify: *skip_tls_verify,
+            skip_tls_verify: options.skip_tls_verify,
+            accept_only_platform: options.accept_only_platform,
             // Rounded up: 0 is not a limit.
             time_limit_milliseconds: time_limit.map(|limit| convert::millis(limit).max(1)),
         }

@@ -25,14 +25,14 @@ pub struct ArchiveUpload(mpsc::Receiver<LoadRequest>);
 pub struct ArchiveReadError(Arc<Mutex<Option<io::Error>>>);
 
 impl ArchiveUpload {
-    /// The archive, the directory with a layout, or `-`, with the name for images that have none.
-    pub fn of(file: &Path, name: &str) -> (ArchiveUpload, ArchiveReadError) {
+    /// The archive, the directory with a layout, or `-`. The first message has what `request` has beside a piece.
+    pub fn of(file: &Path, request: LoadRequest) -> (ArchiveUpload, ArchiveReadError) {
         let (pieces, chunks) = mpsc::channel(AHEAD);
-        let (file, name) = (file.to_owned(), name.to_owned());
+        let file = file.to_owned();
         let error = Arc::new(Mutex::new(None));
         let shared = Arc::clone(&error);
         thread::spawn(move || {
-            let mut pieces = UploadChunks { to: pieces, name, next: Vec::with_capacity(PIECE) };
+            let mut pieces = UploadChunks { to: pieces, first: request, next: Vec::with_capacity(PIECE) };
             let packed = pack(&file, &mut pieces).and_then(|()| pieces.send());
             // Who takes no more has an answer already.
             if let Err(error) = packed
@@ -78,15 +78,15 @@ fn pack(file: &Path, into: &mut UploadChunks) -> io::Result<()> {
 struct UploadChunks {
     to: mpsc::Sender<LoadRequest>,
     /// Goes with the first piece.
-    name: String,
+    first: LoadRequest,
     next: Vec<u8>,
 }
 
 impl UploadChunks {
     fn send(&mut self) -> io::Result<()> {
         let piece = std::mem::replace(&mut self.next, Vec::with_capacity(PIECE));
-        let name = std::mem::take(&mut self.name);
-        self.to.blocking_send(LoadRequest { name, piece }).map_err(|_| io::ErrorKind::BrokenPipe.into())
+        let message = LoadRequest { piece, ..std::mem::take(&mut self.first) };
+        self.to.blocking_send(message).map_err(|_| io::ErrorKind::BrokenPipe.into())
     }
 }
 

@@ -134,7 +134,7 @@ prefetch:
 
 | key | meaning |
 |---|---|
-| `image` | the image name; required |
+| `image` | the image name, with `#linux/arm64` for another platform; required |
 | `interval` | ensure the image again this long after the last time |
 | `schedule` | ensure the image each day at this local time, `\"HH:MM\"`; excludes `interval`. With neither: at start, and when the list changes |
 | `jitter` | add a random delay up to this; default 0 |

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use futures_util::{Stream, stream};
+use larder::backend::PullOptions;
 use larder::credentials::PullSecret;
 use larder::events::{Event, EventSink};
 use larder::pod::{ObjectRef, Pod, SandboxConfig};
@@ -68,6 +69,7 @@ pub(super) fn requests(request: api::EnsureRequest) -> Result<Vec<EnsureRequest>
         secrets,
         run,
         skip_tls_verify,
+        accept_only_platform,
         time_limit_milliseconds,
         progress: _,
     } = request;
@@ -95,7 +97,7 @@ pub(super) fn requests(request: api::EnsureRequest) -> Result<Vec<EnsureRequest>
             sandbox: (!pod.name.is_empty()).then(|| SandboxConfig::of(&pod)),
             secrets: secrets.clone(),
             run: run.clone(),
-            skip_tls_verify,
+            options: PullOptions { skip_tls_verify, accept_only_platform },
             time_limit,
             ..EnsureRequest::new(wanted.image, policy, pod.clone())
         }

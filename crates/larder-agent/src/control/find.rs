@@ -113,7 +113,7 @@ fn is_id_start(digits: &str, image: &Image) -> bool {
 /// Every name or image that a text selects: one if it is a whole name or ID. Pure.
 fn select(text: &str, matching: NameMatch, images: &[Image]) -> Vec<FoundImage> {
     let wanted = Reference::parse(text).ok();
-    let whole = wanted.as_ref().map(full_name);
+    let whole = wanted.as_ref().map(Reference::stored);
     let by_name = |is_meant: &dyn Fn(&Reference) -> bool| {
         let mut found = Vec::new();
         for image in images {
@@ -133,7 +133,7 @@ fn select(text: &str, matching: NameMatch, images: &[Image]) -> Vec<FoundImage> 
     if let Some(image) = images.iter().find(|image| image.id.as_str() == text) {
         return vec![FoundImage { image: image.clone(), name: None }];
     }
-    let mut found = by_name(&|name| whole.as_ref() == Some(&full_name(name)));
+    let mut found = by_name(&|name| whole.as_ref() == Some(&name.stored()));
     if !found.is_empty() {
         found.truncate(1); // the same name cannot be two images'
         return found;
@@ -146,6 +146,7 @@ fn select(text: &str, matching: NameMatch, images: &[Image]) -> Vec<FoundImage> 
         found = by_name(&|name| is_part_of(&wanted, name));
         prefer(&mut found, |name| name.tag().is_some());
         prefer(&mut found, |name| name.tag() == Some(DEFAULT_TAG));
+        prefer(&mut found, |name| name.platform().is_none());
     }
     if let Some(digits) = digits.filter(|digits| digits.len() >= shortest) {
         let mut by_id = by_id(digits);
@@ -165,29 +166,23 @@ fn prefer(found: &mut Vec<FoundImage>, is_preferred: impl Fn(&Reference) -> bool
     });
 }
 
-/// Whether `wanted` is the end of the name's repository, at a slash, with the same tag and digest if it has any.
+/// Whether `wanted` is the end of the name's repository, at a slash, with the same tag, digest and platform if it has any.
 fn is_part_of(wanted: &Reference, name: &Reference) -> bool {
     let part = wanted.familiar();
     let ends =
         name.name().strip_suffix(part).is_some_and(|before| before.is_empty() || before.ends_with('/'));
-    ends && match (wanted.tag(), wanted.digest()) {
-        (_, Some(digest)) => name.digest() == Some(digest),
-        (Some(tag), None) => name.tag() == Some(tag),
-        (None, None) => true,
-    }
+    let is_for = wanted.platform().is_none() || wanted.platform() == name.platform();
+    ends && is_for
+        && match (wanted.tag(), wanted.digest()) {
+            (_, Some(digest)) => name.digest() == Some(digest),
+            (Some(tag), None) => name.tag() == Some(tag),
+            (None, None) => true,
+        }
 }
 
 /// Whether two names mean the same one.
 pub(super) fn is_same_name(a: &str, b: &str) -> bool {
-    matches!((Reference::parse(a), Reference::parse(b)), (Ok(a), Ok(b)) if full_name(&a) == full_name(&b))
-}
-
-/// The name in full, with one of tag and digest.
-fn full_name(name: &Reference) -> String {
-    match (name.digest(), name.tag_or_default()) {
-        (Some(digest), _) => format!("{}@{digest}", name.name()),
-        (None, tag) => format!("{}:{}", name.name(), tag.unwrap_or_default()),
-    }
+    matches!((Reference::parse(a), Reference::parse(b)), (Ok(a), Ok(b)) if a.stored() == b.stored())
 }
 
 /// There is no such image; perhaps another name was meant.

@@ -10,7 +10,7 @@ use larder::retention::{LeasePurpose, RemovalGate};
 use larder_api::is_gone;
 use larder_api::v1::{Condition, InspectRequest, RuntimeResponse, TagRequest, TagResponse};
 
-use super::find::{find, find_to_describe};
+use super::find::{FoundImage, find, find_to_describe};
 use crate::error::Error;
 use crate::image_name::{self, InvalidImageName};
 use crate::node::Storage;
@@ -56,17 +56,33 @@ pub(super) async fn tag(
         return Err(Error::failed("cannot tag an image of a runtime: CRI has no call for it")
             .hint(format!("with containerd: ctr -n k8s.io images tag {source} {target}")));
     };
-    let image = loop {
+    let found = loop {
         let check = gate.begin_presence_check();
-        let image = find(source, backend).await?.image;
-        if check.lease(&image.id, LeasePurpose::Ensure, TAGGED_LEASE).await {
-            break image;
+        let found = find(source, backend).await?;
+        if check.lease(&found.image.id, LeasePurpose::Ensure, TAGGED_LEASE).await {
+            break found;
         }
     };
+    let (target, image) = (target_of(&target, &found)?, found.image);
     match names.add_name(&image.id, &target).await {
         Ok(true) => Ok(TagResponse { id: image.id.to_string(), name: target.to_string() }),
         Ok(false) => Err(absent(source)),
         Err(error) => Err(image_error(source, error)),
+    }
+}
+
+/// The target for an image: a name of an image for another platform is for that as well.
+fn target_of(target: &Reference, found: &FoundImage) -> Result<Reference, Error> {
+    let mut own = found.image.repo_tags.iter().chain(&found.image.repo_digests);
+    let own = if found.image.is_for_other_platforms() { own.next() } else { None };
+    let source = found.name.as_ref().or(own).and_then(|name| Reference::parse(name).ok());
+    let platform = source.as_ref().and_then(Reference::platform);
+    match target.platform() {
+        Some(other) if Some(other) != platform => {
+            Err(Error::bad_input(format!("{target}: the image is not one for {other}"))
+                .hint("leave out the platform: the name gets that of the image"))
+        }
+        _ => Ok(target.for_platform(platform)),
     }
 }
 
@@ -79,8 +95,7 @@ fn target_name(target: &str) -> Result<Reference, Error> {
         return Err(Error::bad_input(format!("{target}: a digest cannot be given to an image"))
             .hint("write a name with a tag"));
     }
-    let tag = name.tag_or_default().unwrap_or_default();
-    Reference::parse(&format!("{}:{tag}", name.name())).map_err(|error| Error::bad_input(error.to_string()))
+    Ok(name.stored())
 }
 
 /// Describes the runtime or store that larder works on.

@@ -10,11 +10,11 @@ use larder::error_chain;
 use larder::events::{EventReason, EventType};
 use larder::go_format;
 use larder::pull::StatusIntent;
-use larder::reference::{ImageName, Reference};
+use larder::reference::{ImageName, PlatformError, Reference};
 use larder_api::convert::millis;
 use larder_api::v1 as api;
 use larder_store::backend::StoreBackend;
-use larder_store::pull::{LoadOutcome, LoadedImage, PullError};
+use larder_store::pull::{LoadOptions, LoadOutcome, LoadedImage, PullError};
 use larder_store::store::import::{ImportError, ImportSource, LeftOutManifest};
 use larder_store::unpack::UnpackError;
 use tokio::sync::{Semaphore, mpsc};
@@ -51,12 +51,17 @@ pub(super) async fn load(
     let Some(first) = next(&mut pieces).await? else {
         return Err(Error::bad_input("no data received").hint("send an archive, in chunks").into());
     };
-    let name = Some(first.name).filter(|name| !name.is_empty());
-    let name = name.as_deref().map(base_name).transpose().map_err(|error| error.about("name"))?;
+    let given = |text: String| Some(text).filter(|text| !text.is_empty());
+    let base_name = given(first.name).as_deref().map(base_name).transpose();
+    let platform = given(first.platform).as_deref().map(str::parse).transpose();
+    let options = LoadOptions {
+        base_name: base_name.map_err(|error| error.about("name"))?,
+        platform: platform.map_err(|error: PlatformError| Error::bad_input(error.to_string()))?,
+    };
     let (feed, arriving) = mpsc::channel(AHEAD);
     let arriving = PieceReader::new(first.piece, arriving);
     tokio::select! {
-        loaded = import(store, ImportSource::Stream(Box::new(arriving)), name) => {
+        loaded = import(store, ImportSource::Stream(Box::new(arriving)), &options) => {
             let mut loaded = loaded?;
             loaded.lease_milliseconds = millis(node.settings.now().ensured_lease);
             lease(node, &loaded.images).await?;
@@ -158,10 +163,10 @@ async fn next(
 async fn import(
     store: &StoreBackend,
     from: ImportSource,
-    base_name: Option<Reference>,
+    options: &LoadOptions,
 ) -> Result<api::LoadResponse, Error> {
     let LoadOutcome { images, left_out } =
-        store.puller().load(from, base_name).await.map_err(|error| failed(&error))?;
+        store.puller().load(from, options).await.map_err(|error| failed(&error))?;
     let left_out = left_out.into_iter().map(|LeftOutManifest { digest, reason }| api::LeftOutManifest {
         digest: digest.to_string(),
         reason,
@@ -229,7 +234,7 @@ mod tests {
     use crate::node::{NodeDependencies, testing};
 
     fn piece(bytes: usize) -> api::LoadRequest {
-        api::LoadRequest { name: String::new(), piece: vec![0; bytes] }
+        api::LoadRequest { piece: vec![0; bytes], ..api::LoadRequest::default() }
     }
 
     fn node(dir: &tempfile::TempDir) -> Node {

@@ -162,7 +162,7 @@ impl PullCallFlags {
     /// Applies the options to a request. `timeout` is that of every call, if given.
     pub(crate) fn apply(&self, timeout: Option<Duration>, request: &mut EnsureRequest) {
         request.time_limit = self.pull_timeout.or(timeout);
-        request.skip_tls_verify = !self.tls.is_verified();
+        request.options.skip_tls_verify = !self.tls.is_verified();
     }
 }
 
@@ -378,7 +378,7 @@ mod tests {
             let Command::Pull(args) = cli.command else { panic!("not pull") };
             let mut request = EnsureRequest::new("x", PullPolicy::Always, larder::pod::Pod::default());
             args.call.apply(cli.connection.timeout, &mut request);
-            Ok((request.time_limit, request.skip_tls_verify))
+            Ok((request.time_limit, request.options.skip_tls_verify))
         };
         let seconds = |seconds| Some(Duration::from_secs(seconds));
         for (flags, expected) in [

@@ -9,7 +9,7 @@ use larder::hint::Hint;
 use larder::reference::Reference;
 use larder_agent::client::{ArchiveUpload, Client};
 use larder_agent::control::base_name;
-use larder_api::v1::{LeftOutManifest, LoadResponse, LoadedImage};
+use larder_api::v1::{LeftOutManifest, LoadRequest, LoadResponse, LoadedImage};
 
 use crate::args::LoadArgs;
 use crate::exit::CommandOutcome;
@@ -22,6 +22,7 @@ pub(super) async fn run(args: &LoadArgs, session: &CommandSession) -> Result<Com
     let out = &session.out;
     let name = args.name.as_deref();
     let base = name.map(base_name).transpose().map_err(|failure| failure.about("--name"))?;
+    let request = LoadRequest { name: name.unwrap_or_default().to_owned(), ..LoadRequest::default() };
     let mut files: Vec<PathBuf> = args.files.iter().chain(&args.input).cloned().collect();
     if files.is_empty() {
         if io::stdin().is_terminal() {
@@ -35,7 +36,7 @@ pub(super) async fn run(args: &LoadArgs, session: &CommandSession) -> Result<Com
     let mut loaded = Vec::new();
     let mut lease = Duration::ZERO;
     for file in &files {
-        match send(&client, file, name).await {
+        match send(&client, file, &request).await {
             Ok(LoadResponse { images, left_out, lease_milliseconds }) => {
                 lease = Duration::from_millis(lease_milliseconds);
                 for LeftOutManifest { digest, reason } in left_out {
@@ -77,8 +78,8 @@ pub(super) async fn run(args: &LoadArgs, session: &CommandSession) -> Result<Com
     Ok(outcome)
 }
 
-async fn send(client: &Client, file: &Path, name: Option<&str>) -> Result<LoadResponse, Failure> {
-    let (upload, read_error) = ArchiveUpload::of(file, name.unwrap_or_default());
+async fn send(client: &Client, file: &Path, request: &LoadRequest) -> Result<LoadResponse, Failure> {
+    let (upload, read_error) = ArchiveUpload::of(file, request.clone());
     let answer = client.wait(async |mut calls| calls.load(upload).await).await;
     // After a read error, the answer is about a truncated archive.
     read_error.take().map_or(answer, |error| {

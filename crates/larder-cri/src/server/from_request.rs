@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-use larder::backend::ImageSpec;
+use larder::backend::{ImageSpec, PullOptions};
 use larder::credentials::{Credential, Secret, decode_auth};
 use larder::go_format;
 use larder::pod::SandboxConfig;
-use larder::reference::{ImageName, Reference};
+use larder::reference::{ImageName, Reference, ReferenceErrorKind};
 use tonic::Status;
 
 use crate::proto;
@@ -26,7 +26,7 @@ pub(super) fn spec(spec: Option<proto::ImageSpec>) -> Result<ImageSpec, Status> 
         annotations: spec.annotations,
         runtime_handler: spec.runtime_handler,
         user_specified_image: spec.user_specified_image.into(),
-        skip_tls_verify: false,
+        options: PullOptions::default(),
     })
 }
 
@@ -43,12 +43,16 @@ pub(super) fn repository(image: &ImageName) -> Option<String> {
     is_bare.then(|| named.name().to_owned())
 }
 
-/// The name of an image to pull. Code and text of an invalid one are containerd's.
+/// The name of an image to pull. Code and text of an invalid one are containerd's. The images of pods are this machine's.
 pub(super) fn name(image: &ImageName) -> Result<&Reference, Status> {
-    image.reference().map_err(|error| {
+    let name = image.reference().map_err(|error| {
         let hint = error.hint().map_or_else(String::new, |hint| format!(" ({hint})"));
         unparsable(image.as_str(), format_args!("{}{hint}", error.kind()))
-    })
+    })?;
+    if name.platform().is_some() {
+        return Err(unparsable(image.as_str(), format_args!("{}", ReferenceErrorKind::Format)));
+    }
+    Ok(name)
 }
 
 fn unparsable(image: &str, why: fmt::Arguments<'_>) -> Status {

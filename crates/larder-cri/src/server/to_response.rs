@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use larder::backend::{Condition, FilesystemUsage, Filesystems, Image, ImageSpec};
-use larder::reference::Digest;
+use larder::reference::{self, Digest};
 use prost::Message as _;
 use serde_json::{Value, json};
 
@@ -19,11 +19,14 @@ const FRAME_BYTES: usize = 6;
 /// Version of kubelet's runtime API, as runtimes report it.
 const KUBE_API_VERSION: &str = "0.1.0";
 
+/// The image. Names of images for other platforms are no names of CRI: kubelet has such an image by its ID only.
 pub(super) fn image(image: Image) -> proto::Image {
+    let named =
+        |names: Vec<String>| names.into_iter().filter(|name| !reference::names_platform(name)).collect();
     proto::Image {
         id: image.id.into(),
-        repo_tags: image.repo_tags,
-        repo_digests: image.repo_digests,
+        repo_tags: named(image.repo_tags),
+        repo_digests: named(image.repo_digests),
         size: image.size,
         uid: image.uid.map(|value| proto::Int64Value { value }),
         username: image.username,

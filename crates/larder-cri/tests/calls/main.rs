@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use larder::backend::{
     Backend as _, BackendError, CallErrorKind, EndpointFailure, Image, ImageSpec, ProgressReporter,
-    RemoveOptions, Removed,
+    PullOptions, RemoveOptions, Removed,
 };
 use larder::credentials::{Credential, Secret};
 use larder::gc::Collector;
@@ -59,7 +59,7 @@ async fn a_pull_sends_credentials_annotations_and_sandbox() {
         annotations: annotations.clone(),
         runtime_handler: "kata".into(),
         user_specified_image: ImageName::default(),
-        skip_tls_verify: false,
+        options: PullOptions::default(),
     };
     let credential = Credential {
         username: "user".into(),
@@ -267,7 +267,7 @@ async fn removing_an_unknown_image_succeeds_and_sends_only_the_name() {
         annotations: BTreeMap::from([("a".into(), "1".into())]),
         runtime_handler: "kata".into(),
         user_specified_image: "x".into(),
-        skip_tls_verify: false,
+        options: PullOptions::default(),
     };
     assert_eq!(client.remove(&spec, &RemoveOptions::default()).await, Ok(Removed::Image { freed: None }));
     let sent = fake.received().pop().unwrap().image;

@@ -96,9 +96,7 @@ impl ManifestError {
             ManifestError::ForeignLayer { .. } => Some(
                 "push the image again with its base layers, as `--allow-nondistributable-artifacts` does",
             ),
-            ManifestError::NoPlatform { .. } => {
-                Some("build the image for this platform, or request another platform")
-            }
+            ManifestError::NoPlatform { .. } => Some("build the image for this platform"),
             ManifestError::TooLarge { .. }
             | ManifestError::Malformed(_)
             | ManifestError::UnknownType(_)

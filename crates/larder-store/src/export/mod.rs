@@ -25,7 +25,8 @@ use crate::unpack::{HoleEncoding, MergedLayers, rebuild_archive, write_merged_fi
 pub struct ExportRequest {
     /// A name or ID that selects it.
     pub image: ImageName,
-    /// The name that it has in the archive, in full, with a tag or a digest; `None` for an image that was selected by its ID.
+    /// The name that it has in the archive, in full, with a tag or a digest, and with the platform of an image for other
+    /// machines; `None` for an image that was selected by its ID.
     pub name: Option<Reference>,
 }
 

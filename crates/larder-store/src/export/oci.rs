@@ -70,14 +70,21 @@ struct LayoutFiles {
 }
 
 fn layout_files(images: &[ExportedImage]) -> LayoutFiles {
-    let (mut manifests, mut saved, mut blobs) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut entries, mut saved, mut blobs) = (Vec::<NamedEntry>::new(), Vec::new(), Vec::new());
     for image in images {
         let (manifest, bytes) = manifest(image);
-        let descriptor = json!({ "mediaType": MANIFEST, "digest": manifest.as_str(), "size": bytes.len() });
-        manifests.extend(named(&descriptor, image));
+        let mut descriptor =
+            json!({ "mediaType": MANIFEST, "digest": manifest.as_str(), "size": bytes.len() });
+        descriptor["platform"] = platform(&image.config);
+        for (annotations, name) in annotations(image) {
+            // The images of one name, for several platforms, are those of one index.
+            match entries.iter_mut().find(|entry| name.is_some() && entry.annotations == annotations) {
+                Some(entry) => entry.manifests.push(descriptor.clone()),
+                None => entries.push(NamedEntry { annotations, manifests: vec![descriptor.clone()] }),
+            }
+        }
         let layers: Vec<String> = image.layers.iter().map(|layer| blob_path(diff_id(layer))).collect();
-        let tags = image.names.iter().filter(|name| name.digest().is_none());
-        let tags: Vec<String> = tags.map(ToString::to_string).collect();
+        let tags = tags(image, images);
         let tags = if tags.is_empty() { Value::Null } else { json!(tags) };
         saved.push(json!({ "Config": blob_path(&image.record.id), "RepoTags": tags, "Layers": layers }));
         blobs.push((manifest, bytes));
@@ -86,6 +93,7 @@ fn layout_files(images: &[ExportedImage]) -> LayoutFiles {
     }
     let mut seen = BTreeSet::new();
     blobs.retain(|(digest, _)| seen.insert(digest.clone()));
+    let manifests: Vec<Value> = entries.into_iter().map(|entry| entry.descriptor(&mut blobs)).collect();
     let index = json!({ "schemaVersion": 2, "mediaType": INDEX, "manifests": manifests });
     let documents = vec![
         ("oci-layout", json!({ "imageLayoutVersion": "1.0.0" }).to_string().into_bytes()),
@@ -95,29 +103,71 @@ fn layout_files(images: &[ExportedImage]) -> LayoutFiles {
     LayoutFiles { documents, blobs }
 }
 
-/// The descriptor for each of the names, or alone. A name with a digest is no name of the archive's manifest.
-fn named(descriptor: &Value, image: &ExportedImage) -> Vec<Value> {
-    let annotated = |annotations: Value| {
-        let mut descriptor = descriptor.clone();
+/// An entry of the archive's index: a name, or an image without one.
+struct NamedEntry {
+    annotations: Value,
+    manifests: Vec<Value>,
+}
+
+impl NamedEntry {
+    /// Its descriptor: of the manifest, or of an index with the manifests, which is added to `blobs`.
+    fn descriptor(self, blobs: &mut Vec<(Digest, Vec<u8>)>) -> Value {
+        let NamedEntry { annotations, mut manifests } = self;
+        let mut descriptor = if manifests.len() == 1 {
+            manifests.remove(0)
+        } else {
+            let index = json!({ "schemaVersion": 2, "mediaType": INDEX, "manifests": manifests });
+            let bytes = index.to_string().into_bytes();
+            let digest = Digest::sha256(&bytes);
+            let descriptor = json!({ "mediaType": INDEX, "digest": digest.as_str(), "size": bytes.len() });
+            blobs.push((digest, bytes));
+            descriptor
+        };
         descriptor["annotations"] = annotations;
         descriptor
-    };
-    if image.names.is_empty() {
-        return vec![annotated(json!({ PULLED_AS: "" }))];
     }
-    let named = image.names.iter().map(|name| {
+}
+
+/// The annotations of each name of an image, or of the image alone. A name with a digest is no name of the archive's manifest.
+fn annotations(image: &ExportedImage) -> Vec<(Value, Option<&Reference>)> {
+    if image.names.is_empty() {
+        return vec![(json!({ PULLED_AS: "" }), None)];
+    }
+    let annotated = image.names.iter().map(|name| {
         let pulled = pulled_as(name, image).unwrap_or_default();
-        annotated(match name.tag().filter(|_| name.digest().is_none()) {
-            Some(tag) => json!({ FULL_NAME: name.to_string(), REF_NAME: tag, PULLED_AS: pulled }),
+        let annotations = match name.tag().filter(|_| name.digest().is_none()) {
+            Some(tag) => {
+                json!({ FULL_NAME: name.for_platform(None).to_string(), REF_NAME: tag, PULLED_AS: pulled })
+            }
             None => json!({ PULLED_AS: pulled }),
-        })
+        };
+        (annotations, Some(name))
     });
-    named.collect()
+    annotated.collect()
+}
+
+/// The tags that `docker load` gives an image. Docker has one image for a tag: this machine's, if it is among them.
+fn tags(image: &ExportedImage, all: &[ExportedImage]) -> Vec<String> {
+    let is_own = |name: &Reference| all.iter().any(|other| other.names.contains(name));
+    let tags = image.names.iter().filter(|name| name.digest().is_none()).filter_map(|name| {
+        let in_archive = name.for_platform(None);
+        (name.platform().is_none() || !is_own(&in_archive)).then(|| in_archive.to_string())
+    });
+    tags.collect()
+}
+
+/// The platform that a config names.
+fn platform(config: &[u8]) -> Value {
+    let config: Map<String, Value> = serde_json::from_slice(config).unwrap_or_default();
+    let named = ["architecture", "os", "variant"].into_iter();
+    let named = named
+        .filter_map(|key| Some((key.to_owned(), config.get(key).filter(|value| value.is_string())?.clone())));
+    Value::Object(named.collect())
 }
 
 /// The name with the digest of the document that its repository served, if that is kept.
 fn pulled_as(name: &Reference, image: &ExportedImage) -> Option<String> {
-    let digest = name.digest().or_else(|| image.record.served_digest(name.name()))?;
+    let digest = name.digest().or_else(|| image.record.served_digest(name))?;
     let is_kept = image.manifests.iter().any(|(kept, _)| kept == digest);
     is_kept.then(|| format!("{}@{digest}", name.name()))
 }

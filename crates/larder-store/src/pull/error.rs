@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use larder::backend::ReclaimBytes;
 use larder::hint::Hint;
-use larder::reference::Digest;
+use larder::reference::{Digest, Platform};
 
 use crate::store::StoreError;
 use crate::store::admission::InsufficientSpace;
 use crate::store::error::{hint_of_io, is_no_space};
 use crate::store::import::ImportError;
 use crate::unpack::UnpackError;
+use larder_registry::manifest::ManifestError;
 use larder_registry::{BlobError, FetchError, FetchErrorKind};
 
 /// Why an image could not be pulled. Existing images are not changed; fetched bytes are retained for a retry.
@@ -57,6 +58,17 @@ impl PullError {
         match self {
             PullError::Fetch(fetch) => Some(&fetch.kind),
             PullError::Blob(blob) => blob.fetch_kind(),
+            _ => None,
+        }
+    }
+
+    /// The platform of the image, if the registry has it for one other than was requested, and no more.
+    pub(super) fn only_platform(&self) -> Option<Platform> {
+        match self.fetch_kind()? {
+            FetchErrorKind::Manifest(ManifestError::NoPlatform { offered, .. }) => match &offered[..] {
+                [only] => only.parse().ok(),
+                _ => None,
+            },
             _ => None,
         }
     }

@@ -5,17 +5,34 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use larder::backend::ProgressReporter;
-use larder::reference::Reference;
+use larder::reference::{Platform, Reference};
+use larder_registry::manifest::PlatformMatcher;
 
 use super::fetch_layer::LayerOrigin;
 use super::plan::PullPlan;
 use super::pull_progress::PullProgress;
 use super::pull_workers::{PullWorkers, blocking};
-use super::{PullError, StorePuller, unmounted};
+use super::{PullError, StorePuller, image_warnings, unmounted};
 use crate::store::admission::{InsufficientSpace, RemovableSpace};
 use crate::store::commit::names_of;
 use crate::store::import::{Import, ImportError, ImportImage, ImportSource, LeftOutManifest};
 use crate::store::{ImageCommit, ImageRecord, Store, StoreError};
+
+/// Options of a load.
+#[derive(Debug, Clone, Default)]
+pub struct LoadOptions {
+    /// The repository of images whose names are but tags, or that have none; with a tag, their name itself.
+    pub base_name: Option<Reference>,
+    /// The platform whose images are loaded, under names with it; `None` is that of this machine.
+    pub platform: Option<Platform>,
+}
+
+impl LoadOptions {
+    /// Gives images without a name this one.
+    pub fn named(base_name: Reference) -> LoadOptions {
+        LoadOptions { base_name: Some(base_name), ..LoadOptions::default() }
+    }
+}
 
 /// An image that is present now.
 #[derive(Debug, Clone)]
@@ -42,19 +59,21 @@ pub struct LoadOutcome {
 }
 
 impl StorePuller {
-    /// Makes the images of `from` present: an OCI layout in a directory or an archive, or the output of `docker save`. An
-    /// image whose names are but tags, or that has none, is one of the repository `base_name`; with a tag, it is the name
-    /// itself. Images before one that fails remain.
-    pub async fn load(
-        &self,
-        from: ImportSource,
-        base_name: Option<Reference>,
-    ) -> Result<LoadOutcome, PullError> {
-        let (store, platform, reserve) =
-            (self.store.clone(), self.config.platform.clone(), self.config.reserve);
+    /// Makes the images of `from` present: an OCI layout in a directory or an archive, or the output of `docker save`. Images
+    /// before one that fails remain.
+    pub async fn load(&self, from: ImportSource, options: &LoadOptions) -> Result<LoadOutcome, PullError> {
+        let LoadOptions { base_name, platform } = options.clone();
+        let requested = platform.filter(|platform| !platform.is_host());
+        let platform = self.matcher(requested.as_ref());
+        let (store, reserve, of_images) = (self.store.clone(), self.config.reserve, platform.clone());
         let read = blocking(move || {
-            let read = store.read_import(from, &platform, base_name.as_ref(), reserve);
-            read.map_err(|error| with_unmounted(error, &store))
+            let mut read = store
+                .read_import(from, &of_images, base_name.as_ref(), reserve)
+                .map_err(|error| with_unmounted(error, &store))?;
+            for name in read.images.iter_mut().flat_map(|image| &mut image.names) {
+                *name = name.for_platform(requested.as_ref());
+            }
+            Ok::<_, PullError>(read)
         });
         let read = read.await?;
         if read.as_ref().is_err_and(PullError::is_no_space) {
@@ -62,15 +81,19 @@ impl StorePuller {
         }
         let import = Arc::new(read?);
         let left_out = import.left_out.clone();
-        let images = self.load_images(&import).await;
+        let images = self.load_images(&import, &platform).await;
         Ok(LoadOutcome { images: images?, left_out })
     }
 
-    async fn load_images(&self, import: &Arc<Import>) -> Result<Vec<LoadedImage>, PullError> {
+    async fn load_images(
+        &self,
+        import: &Arc<Import>,
+        platform: &PlatformMatcher,
+    ) -> Result<Vec<LoadedImage>, PullError> {
         let mut loaded = Vec::with_capacity(import.images.len());
         for found in &import.images {
             let workers = PullWorkers::new(self.syncer.begin(), &self.ending);
-            let image = self.load_image(import, found, &workers).await;
+            let image = self.load_image(import, found, platform, &workers).await;
             workers.end().await;
             loaded.push(self.reclaim_if_full(image).await?);
         }
@@ -81,6 +104,7 @@ impl StorePuller {
         &self,
         import: &Arc<Import>,
         image: &ImportImage,
+        platform: &PlatformMatcher,
         workers: &PullWorkers,
     ) -> Result<LoadedImage, PullError> {
         let progress = PullProgress::begin(&ProgressReporter::unwatched());
@@ -90,7 +114,7 @@ impl StorePuller {
         let (names, manifests) = (image.names.clone(), image.manifests.clone());
         let has_digest = image.has_digest;
         let store = self.store.clone();
-        let warnings = self.image_warnings(&image.parsed_config, &acquired.layers);
+        let warnings = image_warnings(&image.parsed_config, platform, &acquired.layers);
         // A worker of the load: if the caller gives up now, the image may still appear.
         let commit = move || {
             let commit = ImageCommit { has_digest, preloaded: true, ..acquired.commit(names, manifests) };

@@ -33,13 +33,13 @@ use bytes::Bytes;
 use larder::backend::{MinimumRate, ProgressReporter};
 use larder::credentials::Credential;
 use larder::gc::{ClockReading, ReclaimOutcome, ReclaimTrigger};
-use larder::reference::{Digest, Reference};
+use larder::reference::{Digest, Platform, Reference};
 use larder::scheduler::Scheduler;
 use tokio::sync::Semaphore;
 
 pub use error::PullError;
 pub use fetched_image::{FetchedImage, FetchedLayer};
-pub use load::{LoadOutcome, LoadedImage};
+pub use load::{LoadOptions, LoadOutcome, LoadedImage};
 pub use plan::chain_id;
 
 use crate::disk::{DiskSpace, SpaceReserve};
@@ -206,6 +206,24 @@ impl StorePuller {
         self.ending.wait().await;
     }
 
+    /// Like [`pull`](StorePuller::pull); if the registry has the image for one other platform only, that is pulled under its
+    /// name for this platform.
+    pub async fn pull_only_platform(
+        &self,
+        name: &Reference,
+        credential: Option<&Credential>,
+        progress: &ProgressReporter,
+    ) -> Result<ImageRecord, PullError> {
+        let error = match self.pull(name, credential, progress).await {
+            Err(error) if name.platform().is_none() => error,
+            pulled => return pulled,
+        };
+        let Some(only) = error.only_platform() else { return Err(error) };
+        let name = name.for_platform(Some(&only));
+        progress.warn(format!("built for {only} only: present as {name}, which no pod of this node runs"));
+        self.pull(&name, credential, progress).await
+    }
+
     /// Resolves `name`, makes that image present under the name, and returns it. When this returns an error, no worker of
     /// the pull is left, and partially unpacked layers take no disk space.
     pub async fn pull(
@@ -229,7 +247,8 @@ impl StorePuller {
     ) -> Result<ImageRecord, PullError> {
         let progress = PullProgress::begin(reporter);
         let (documents, acquired) = Box::pin(self.acquire(name, credential, &progress, workers)).await?;
-        let warnings = self.image_warnings(&documents.config, &acquired.layers);
+        let platform = self.matcher(name.platform());
+        let warnings = image_warnings(&documents.config, &platform, &acquired.layers);
         for warning in warnings {
             progress.warn(warning);
         }
@@ -241,20 +260,14 @@ impl StorePuller {
         traced_commit(name, async { committed.await?.map_err(PullError::from) }).await
     }
 
-    /// Lists what containers of an image miss, a sentence each.
-    pub(crate) fn image_warnings<'a>(
-        &self,
-        config: &ImageConfig,
-        layers: impl IntoIterator<Item = &'a LayerHandle>,
-    ) -> Vec<String> {
-        let (built_for, platform) = (&config.platform, &self.config.platform);
-        let is_foreign = !built_for.os.is_empty() && platform.rank(built_for).is_none();
-        let foreign = is_foreign.then(|| format!("built for {built_for}, not for {}", platform.wanted()));
-        let skipped = match layers.into_iter().map(|layer| layer.record().facts.skipped_xattrs).sum::<u64>() {
-            0 => None,
-            count => Some(format!("{count} extended attributes that no kernel takes were left out")),
-        };
-        foreign.into_iter().chain(skipped).collect()
+    /// Selects images for this platform; `None` is that of this machine.
+    fn matcher(&self, requested: Option<&Platform>) -> PlatformMatcher {
+        requested.map_or_else(|| self.config.platform.clone(), PlatformMatcher::requested)
+    }
+
+    /// The platform of this machine.
+    pub(crate) fn platform(&self) -> &PlatformMatcher {
+        &self.config.platform
     }
 
     /// Resolves `name` and acquires all its layers.
@@ -275,7 +288,8 @@ impl StorePuller {
             let read = blocking(move || served_config(&store, &repository, &digest));
             Box::pin(async { read.await.ok().flatten() })
         };
-        let documents = session.documents_with_known_configs(&self.config.platform, &known);
+        let platform = self.matcher(name.platform());
+        let documents = session.documents_with_known_configs(&platform, &known);
         let documents = traced_resolve(name, documents).await?;
         let login = TransferLogin::from(credential);
         let origin = LayerOrigin::Registry { session, progress: Arc::clone(progress), login };
@@ -454,6 +468,22 @@ impl StorePuller {
             ..UnpackOptions::default()
         }
     }
+}
+
+/// Lists what containers of an image miss on a machine of this platform, a sentence each.
+pub(crate) fn image_warnings<'a>(
+    config: &ImageConfig,
+    platform: &PlatformMatcher,
+    layers: impl IntoIterator<Item = &'a LayerHandle>,
+) -> Vec<String> {
+    let built_for = &config.platform;
+    let is_foreign = !built_for.os.is_empty() && platform.rank(built_for).is_none();
+    let foreign = is_foreign.then(|| format!("built for {built_for}, not for {}", platform.wanted()));
+    let skipped = match layers.into_iter().map(|layer| layer.record().facts.skipped_xattrs).sum::<u64>() {
+        0 => None,
+        count => Some(format!("{count} extended attributes that no kernel takes were left out")),
+    };
+    foreign.into_iter().chain(skipped).collect()
 }
 
 /// The index, if there is one, and the manifest, with their bytes.

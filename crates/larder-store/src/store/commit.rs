@@ -312,16 +312,13 @@ fn image_layer(given: &CommitLayer) -> ImageLayer {
 pub(crate) fn names_of(image: &ImageCommit) -> (Vec<String>, Vec<String>) {
     let (mut tags, mut digests) = (Vec::new(), Vec::new());
     for name in &image.names {
-        match (name.digest(), image.manifests.first()) {
-            (Some(digest), _) => digests.push(format!("{}@{digest}", name.name())),
-            (None, target) => {
-                let tag = name.tag().unwrap_or(larder::reference::DEFAULT_TAG);
-                tags.push(format!("{}:{tag}", name.name()));
-                if let Some((digest, _)) = target.filter(|_| image.has_digest) {
-                    digests.push(format!("{}@{digest}", name.name()));
-                }
-            }
+        if name.digest().is_some() {
+            digests.push(name.stored().to_string());
+            continue;
         }
+        tags.push(name.stored().to_string());
+        let target = image.manifests.first().filter(|_| image.has_digest);
+        digests.extend(target.map(|(digest, _)| name.with_digest(digest).to_string()));
     }
     sort(&mut tags);
     sort(&mut digests);

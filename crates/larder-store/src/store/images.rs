@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashSet};
 
 use larder::backend;
 use larder::gc::{ActivityKind, ImageActivity};
-use larder::reference::{Digest, ImageName};
+use larder::reference::{Digest, ImageName, names_platform};
 
 use super::db::{DbRead, DbReadTransaction, DbResult, IMAGES, NAMES, encode};
 use super::error::{StoreError, StoreErrorContext as _};
@@ -122,8 +122,8 @@ fn find_id(source: &impl DbRead, image: &ImageName) -> DbResult<Option<String>> 
     if let Ok(id) = Digest::parse(image.as_str()) {
         return Ok(Some(id.to_string()));
     }
-    if let Some(name) = full_name(image)
-        && let Some(id) = source.value(NAMES, &name)?
+    if let Ok(name) = image.reference()
+        && let Some(id) = source.value(NAMES, &name.stored().to_string())?
     {
         return Ok(Some(String::from_utf8_lossy(&id).into_owned()));
     }
@@ -133,25 +133,22 @@ fn find_id(source: &impl DbRead, image: &ImageName) -> DbResult<Option<String>> 
     by_digits(source, image.as_str().strip_prefix("sha256:").unwrap_or(image.as_str()))
 }
 
-/// The name under which an image is kept that a user calls so.
-fn full_name(image: &ImageName) -> Option<String> {
-    let reference = image.reference().ok()?;
-    Some(match (reference.digest(), reference.tag_or_default()) {
-        (Some(digest), _) => format!("{}@{digest}", reference.name()),
-        (None, tag) => format!("{}:{}", reference.name(), tag.unwrap_or_default()),
-    })
-}
-
-/// The ID of an image of the repository that has the manifest of this digest: an image of an index has the name with the digest
-/// of the index, and the manifest of its platform names it as well.
+/// The ID of an image of the repository, for the platform of the name, that has the manifest of this digest: an image of an index
+/// has the name with the digest of the index, and the manifest of its platform names it as well.
 fn by_manifest(source: &impl DbRead, image: &ImageName) -> DbResult<Option<String>> {
     let Ok(reference) = image.reference() else { return Ok(None) };
     let Some(digest) = reference.digest() else { return Ok(None) };
+    let is_of_platform = |name: &str| match reference.platform() {
+        Some(platform) => name.ends_with(&format!("#{platform}")),
+        None => !names_platform(name),
+    };
     let mut ids = BTreeSet::new();
     for separator in [':', '@'] {
         let prefix = format!("{}{separator}", reference.name());
-        source.visit(NAMES, &prefix, &mut |_, id| {
-            ids.insert(String::from_utf8_lossy(id).into_owned());
+        source.visit(NAMES, &prefix, &mut |rest, id| {
+            if is_of_platform(rest) {
+                ids.insert(String::from_utf8_lossy(id).into_owned());
+            }
             Ok(ids.len() < MAX_OF_REPOSITORY)
         })?;
     }

@@ -1,7 +1,7 @@
 //! Adds and removes single names of an image.
 
 use larder::backend::RemoveOptions;
-use larder::reference::{DEFAULT_TAG, Digest, ImageName, Reference};
+use larder::reference::{Digest, ImageName, Reference};
 
 use super::commit::{move_name, sort};
 use super::db::{DbRead as _, DbResult, DbTransaction, IMAGES, NAMES};
@@ -49,7 +49,7 @@ impl OpenStore {
     }
 
     fn add_name(&self, id: &Digest, name: &Reference) -> Result<Option<ImageRecord>, StoreError> {
-        let name = format!("{}:{}", name.name(), name.tag().unwrap_or(DEFAULT_TAG));
+        let name = name.stored().to_string();
         let _guard = self.lock_content();
         let named = self.db.write("add a name to an image", |writer| {
             let found = writer.get::<ImageRecord>(IMAGES, id.as_str())?;

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use larder::gc::ClockReading;
-use larder::reference::{Digest, ImageName};
+use larder::reference::{Digest, ImageName, Reference};
 use serde::{Deserialize, Serialize};
 
 use super::blob_source::IngestId;
@@ -66,9 +66,10 @@ impl fmt::Display for LayerKey {
 pub struct ImageRecord {
     /// Digest of its config: the image's id.
     pub id: Digest,
-    /// Names with tags, in full: `docker.io/library/busybox:1.36`. Sorted.
+    /// Names with tags, in full: `docker.io/library/busybox:1.36`, or for another platform
+    /// `docker.io/library/busybox:1.36#linux/arm64`. Sorted.
     pub tags: Vec<String>,
-    /// Names with digests, in full: `docker.io/library/busybox@sha256:...`. Sorted.
+    /// Names with digests, in full: `docker.io/library/busybox@sha256:...`, or for another platform with that. Sorted.
     pub digests: Vec<String>,
     /// The manifests, and indexes, that led to it; their bytes are kept. Those of the last pull first, the outermost before
     /// the others.
@@ -116,9 +117,9 @@ impl ImageRecord {
         self.tags.iter().chain(&self.digests)
     }
 
-    /// The digest that this repository served last for the image: of an index, if there is one.
-    pub fn served_digest(&self, repository: &str) -> Option<&Digest> {
-        self.manifests.iter().find(|digest| self.digests.contains(&format!("{repository}@{digest}")))
+    /// The digest that the repository of this name served last for the image: of an index, if there is one.
+    pub fn served_digest(&self, name: &Reference) -> Option<&Digest> {
+        self.manifests.iter().find(|digest| self.digests.contains(&name.with_digest(digest).to_string()))
     }
 
     /// Its layers, each once: an image may have the same layer several times.

@@ -153,10 +153,17 @@ fn a_tag_stands_for_what_its_repository_served_last() {
     };
     pull(&mut commit, &["an index", "a manifest"]);
     let again = pull(&mut commit, &["a newer index", "a manifest"]);
-    assert_eq!(again.served_digest("registry.example/app"), Some(&digest("a newer index")));
-    assert_eq!(again.served_digest("registry.example/other"), None);
+    assert_eq!(
+        again.served_digest(&Reference::parse("registry.example/app").unwrap()),
+        Some(&digest("a newer index"))
+    );
+    assert_eq!(again.served_digest(&Reference::parse("registry.example/other").unwrap()), None);
     let reverted = pull(&mut commit, &["an index", "a manifest"]);
-    assert_eq!(reverted.served_digest("registry.example/app"), Some(&digest("an index")), "as before");
+    assert_eq!(
+        reverted.served_digest(&Reference::parse("registry.example/app").unwrap()),
+        Some(&digest("an index")),
+        "as before"
+    );
 }
 
 #[test]

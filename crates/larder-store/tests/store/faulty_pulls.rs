@@ -12,7 +12,7 @@ use larder::backend::ProgressReporter;
 use larder::reference::Reference;
 use larder_registry::{RegistryClient, RegistryConfig};
 use larder_store::fsck::{FsckOptions, StoreDamage};
-use larder_store::pull::{PullError, StorePullConfig, StorePuller};
+use larder_store::pull::{LoadOptions, PullError, StorePullConfig, StorePuller};
 use larder_store::store::import::ImportSource;
 use larder_store::store::{RemoveOptions, Store};
 use larder_testkit::fault_registry::FaultRegistry;
@@ -77,7 +77,10 @@ impl SharedLayerImages {
             if let StoreOperation::Load = deed {
                 let from = ImportSource::Path(self.layout(name));
                 return puller
-                    .load(from, Some(Reference::parse(&format!("registry.example/{name}")).unwrap()))
+                    .load(
+                        from,
+                        &LoadOptions::named(Reference::parse(&format!("registry.example/{name}")).unwrap()),
+                    )
                     .await
                     .map(drop);
             }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use larder_registry::{RegistryClient, RegistryConfig};
 use larder_store::disk::DiskSpace;
-use larder_store::pull::{LoadOutcome, PullError, StorePullConfig, StorePuller};
+use larder_store::pull::{LoadOptions, LoadOutcome, PullError, StorePullConfig, StorePuller};
 use larder_store::store::Store;
 use larder_store::store::admission::RemovableSpace;
 use larder_store::store::import::ImportSource;
@@ -34,7 +34,7 @@ fn load(store: &Store, archive: Vec<u8>, reserve: DiskSpace) -> (Result<LoadOutc
     let count = Arc::new(AtomicUsize::new(0));
     let from = ImportSource::Stream(Box::new(CountingReader(Cursor::new(archive), Arc::clone(&count))));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let loaded = runtime.block_on(puller.load(from, None));
+    let loaded = runtime.block_on(puller.load(from, &LoadOptions::default()));
     (loaded, count.load(Ordering::Relaxed))
 }
 

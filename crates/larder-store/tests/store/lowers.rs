@@ -8,7 +8,7 @@ use larder::reference::Reference;
 use larder_registry::{RegistryClient, RegistryConfig};
 use larder_store::erofs::ErofsFile;
 use larder_store::fsck::{FsckOptions, StoreDamage};
-use larder_store::pull::{StorePullConfig, StorePuller};
+use larder_store::pull::{LoadOptions, StorePullConfig, StorePuller};
 use larder_store::store::import::ImportSource;
 use larder_store::store::{LeaseRecord, LeaseResources, Store, StoreError};
 use larder_testkit_peers::{ImageBuilder, LayerFiles};
@@ -41,7 +41,9 @@ fn load(scratch: &TempStore, image: &ImageBuilder) {
     let layout = scratch.dir.path().join("layout");
     image.write(&layout).unwrap();
     let name = Reference::parse("registry.example/app:image").unwrap();
-    runtime().block_on(puller(&scratch.store).load(ImportSource::Path(layout), Some(name))).unwrap();
+    runtime()
+        .block_on(puller(&scratch.store).load(ImportSource::Path(layout), &LoadOptions::named(name)))
+        .unwrap();
 }
 
 /// Size and digest of the layer of [`loaded`].

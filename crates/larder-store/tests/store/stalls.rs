@@ -6,7 +6,7 @@ use futures_util::FutureExt as _;
 use larder::backend::ProgressReporter;
 use larder::reference::Reference;
 use larder_registry::{RegistryClient, RegistryConfig};
-use larder_store::pull::{StorePullConfig, StorePuller};
+use larder_store::pull::{LoadOptions, StorePullConfig, StorePuller};
 use larder_store::store::Store;
 use larder_testkit::one_worker::OneWorker;
 
@@ -85,7 +85,8 @@ fn the_commit_of_a_dropped_load_is_waited_for() {
     let archive = tar_of(&layout("example.com/app:1", &["a"]));
     let stall = world.disk.stall("create_dir sha256");
     let loading = puller.clone();
-    let load = world.worker.spawn(async move { loading.load(stream(archive), None).await });
+    let load =
+        world.worker.spawn(async move { loading.load(stream(archive), &LoadOptions::default()).await });
     stall.wait();
     load.abort();
     let is_settled = world.worker.spawn(async move {

@@ -1,6 +1,7 @@
 //! The images in a node's status.
 
 use crate::backend::{BackendError, Image};
+use crate::reference::names_platform;
 
 /// How many names of an image are reported.
 const MOST_NAMES: usize = 5;
@@ -25,15 +26,17 @@ pub(super) fn sorted_for_cache(mut images: Vec<Image>) -> Vec<Image> {
     images
 }
 
-/// The largest `max_images`, or all when that is -1.
+/// The largest `max_images` that pods of the node can use, or all when that is -1.
 pub fn images_for_node_status(
     max_images: i32,
     listed: Result<Vec<Image>, BackendError>,
 ) -> Result<Vec<NodeImage>, NodeStatusError> {
     let most = if max_images == -1 { usize::MAX } else { usize::try_from(max_images).unwrap_or(0) };
-    let reported = |image: Image| NodeImage {
-        names: image.repo_digests.into_iter().chain(image.repo_tags).take(MOST_NAMES).collect(),
-        size_bytes: image.size,
+    let reported = |image: Image| {
+        let names = image.repo_digests.into_iter().chain(image.repo_tags);
+        let names = names.filter(|name| !names_platform(name)).take(MOST_NAMES);
+        NodeImage { names: names.collect(), size_bytes: image.size }
     };
-    Ok(sorted_for_cache(listed?).into_iter().take(most).map(reported).collect())
+    let images = sorted_for_cache(listed?).into_iter().filter(|image| !image.is_for_other_platforms());
+    Ok(images.take(most).map(reported).collect())
 }

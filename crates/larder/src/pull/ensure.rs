@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::policy::PullPolicy;
-use crate::backend::CallErrorKind;
+use crate::backend::{CallErrorKind, PullOptions};
 use crate::credentials::PullSecret;
 use crate::go_format;
 use crate::hint::Hint;
@@ -30,8 +30,8 @@ pub struct EnsureRequest {
     pub sandbox: Option<SandboxConfig>,
     /// Runtime handler; empty unless `RuntimeClassInImageCriApi` is on.
     pub runtime_handler: String,
-    /// As [`ImageSpec::skip_tls_verify`](crate::backend::ImageSpec::skip_tls_verify).
-    pub skip_tls_verify: bool,
+    /// Options of the pull.
+    pub options: PullOptions,
     /// How long the caller waits. A pull that other callers wait for continues without it.
     pub time_limit: Option<Duration>,
     /// Its priority in the pull queue.
@@ -65,7 +65,7 @@ impl EnsureRequest {
             secrets: Vec::new(),
             sandbox: None,
             runtime_handler: String::new(),
-            skip_tls_verify: false,
+            options: PullOptions::default(),
             time_limit: None,
             priority: Priority::default(),
             ahead_of_kubelet: false,

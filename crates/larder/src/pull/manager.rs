@@ -249,7 +249,7 @@ impl ImageManager {
             annotations: request.pod.annotations.clone(),
             runtime_handler: request.runtime_handler.clone(),
             user_specified_image: ImageName::default(),
-            skip_tls_verify: request.skip_tls_verify,
+            options: request.options,
         })
     }
 

@@ -17,17 +17,17 @@ use tracing::Span;
 use tracing::instrument::Instrumented;
 
 use super::puller::{CredentialOwner, PullJob, PullOutcome};
+use crate::backend::PullOptions;
 use crate::credentials::Credential;
 use crate::reference::ImageName;
 use crate::scheduler::WorkDemand;
 
-/// Identity of a pull: the name as sent to the runtime, the runtime handler, whether TLS is verified, and whether the image
-/// is hidden.
+/// Identity of a pull: the name as sent to the runtime, the runtime handler, its options, and whether the image is hidden.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct SharedPullKey {
     image: ImageName,
     runtime_handler: String,
-    skip_tls_verify: bool,
+    options: PullOptions,
     hides: bool,
 }
 
@@ -36,7 +36,7 @@ impl SharedPullKey {
         SharedPullKey {
             image: job.spec.image.clone(),
             runtime_handler: job.spec.runtime_handler.clone(),
-            skip_tls_verify: job.spec.skip_tls_verify,
+            options: job.spec.options,
             hides: job.hide_in.is_some(),
         }
     }

@@ -175,10 +175,11 @@ fn rows(image: &api::Image) -> Vec<ImageTableRow> {
     repositories.into_iter().map(|repository| row(repository, None)).collect()
 }
 
-/// A name from the runtime, split at its tag.
+/// A name from the runtime, split at its tag, which the platform of an image for other machines is a part of.
 fn split_tag(name: &str) -> (&str, Option<&str>) {
-    let last_part = name.rfind('/').map_or(0, |slash| slash + 1);
-    match name[last_part..].rfind(':') {
+    let (in_registry, _) = name.split_once('#').unwrap_or((name, ""));
+    let last_part = in_registry.rfind('/').map_or(0, |slash| slash + 1);
+    match in_registry[last_part..].rfind(':') {
         Some(colon) => (&name[..last_part + colon], Some(&name[last_part + colon + 1..])),
         None => (name, None),
     }
@@ -187,7 +188,8 @@ fn split_tag(name: &str) -> (&str, Option<&str>) {
 /// The digest that an image has in a repository.
 fn digest_of(image: &api::Image, repository: &str) -> Option<String> {
     let mut digests = image.repo_digests.iter().filter_map(|name| name.split_once('@'));
-    digests.find(|(name, _)| *name == repository).map(|(_, digest)| digest.to_owned())
+    let (_, digest) = digests.find(|(name, _)| *name == repository)?;
+    Some(digest.split('#').next().unwrap_or(digest).to_owned())
 }
 
 impl ImageTableRow {
@@ -273,6 +275,7 @@ mod tests {
     fn names_are_split_at_the_tag_and_not_at_a_port() {
         assert_eq!(split_tag("127.0.0.1:5000/app"), ("127.0.0.1:5000/app", None));
         assert_eq!(split_tag("127.0.0.1:5000/app:v1"), ("127.0.0.1:5000/app", Some("v1")));
+        assert_eq!(split_tag("r.example/app:v1#linux/arm64"), ("r.example/app", Some("v1#linux/arm64")));
     }
 
     #[test]

@@ -177,7 +177,10 @@ impl ImportError {
             | ImportError::WrongDigest { .. }
             | ImportError::ForeignDigest { .. }
             | ImportError::Document { .. } => WRITE_AGAIN,
-            ImportError::NoPlatform { .. } => "larder loads images for the platform of this machine",
+            ImportError::NoPlatform { offered, .. } => {
+                let first = offered.first().cloned().unwrap_or_default();
+                return Some(Hint::from("request another platform: ").setting("platform", first));
+            }
             ImportError::Manifest { cause, .. } => return cause.hint().map(Hint::from),
             ImportError::Name { cause, .. } => return cause.hint().map(Hint::from),
             ImportError::OneName { .. } => {
