@@ -59,8 +59,8 @@ class Registry:
             self.expect(201, 'PUT', f'{path}{"&" if "?" in path else "?"}digest={digest}', data)
         return {'digest': digest, 'size': len(data)}
 
-    def push_image(self, repository, layers):
-        config = {'architecture': 'amd64', 'os': 'linux', 'config': {'Cmd': ['/bin/app']},
+    def push_image(self, repository, layers, architecture='amd64'):
+        config = {'architecture': architecture, 'os': 'linux', 'config': {'Cmd': ['/bin/app']},
                   'rootfs': {'type': 'layers', 'diff_ids': [diff_id for _, diff_id in layers]}}
         manifest = {'schemaVersion': 2, 'mediaType': MEDIA + 'manifest.v1+json',
                     'config': dict(self.push_blob(repository, json.dumps(config).encode()), mediaType=MEDIA + 'config.v1+json'),

@@ -47,8 +47,8 @@ const COMMANDS: [(&str, &str); 24] = [
 const FLAGS: &[(&str, &str, &str)] = &[
     (
         "pull ensure",
-        "--platform --os --arch --variant --override-arch",
-        "larder pulls images for the platform of this machine",
+        "--os --arch --variant --override-arch --override-os",
+        "use --platform OS/ARCH[/VARIANT], such as linux/arm64",
     ),
     ("pull", "--all-tags -a", "name each tag: larder pull app:1 app:2"),
     ("pull", "--policy --pull", "use larder ensure --policy IfNotPresent IMAGE"),
@@ -71,9 +71,10 @@ const FLAGS: &[(&str, &str, &str)] = &[
     ("pull", "--disable-content-trust", "larder verifies digests, not signatures; leave the flag out"),
     (
         "pull",
-        "--all-platforms --snapshotter --local",
-        "larder pulls one platform into one store; leave the flag out",
+        "--all-platforms",
+        "larder pulls one platform at a time: larder pull --platform linux/arm64 IMAGE",
     ),
+    ("pull", "--snapshotter --local", "larder pulls into one store; leave the flag out"),
     ("pull", "--retry --retry-delay", "use larder ensure --retry-for 5m IMAGE"),
     ("images", "--noheading -n", "use -q for IDs, or -o json"),
     ("history", "-q --quiet -H --human", "use -o json, and jq for single fields"),
@@ -161,7 +162,7 @@ mod tests {
             ("larder run -it busybox", "not containers"),
             ("larder push app:1", "skopeo copy"),
             ("larder build .", "larder load"),
-            ("larder pull --platform linux/arm64 app:1", "platform of this machine"),
+            ("larder pull --arch arm64 app:1", "--platform OS/ARCH"),
             ("larder --root /x pull -a app", "each tag"),
             ("larder rm -a", "gc --all-unused"),
             ("larder images --format {{.ID}}", "Go templates"),

@@ -7,6 +7,7 @@ use clap::Args;
 use larder::reference::ImageName;
 
 use super::image_list::{ImageFilter, SortKey};
+use super::platform::PlatformFlag;
 use crate::output::{DataFormat, ListFormat, PrintFormat};
 
 /// List images: names, age, last use, size, and what removing each would free (UNIQUE).
@@ -68,6 +69,9 @@ pub(crate) struct InspectArgs {
     #[arg(value_name = "IMAGE", required = true)]
     pub(crate) images: Vec<ImageName>,
 
+    #[command(flatten)]
+    pub(crate) platform: PlatformFlag,
+
     /// Show the layers, the lowest first, and which other images share them.
     #[arg(long)]
     pub(crate) layers: bool,
@@ -87,6 +91,9 @@ pub(crate) struct ExistsArgs {
     /// Exact name, or ID, of the image.
     #[arg(value_name = "IMAGE")]
     pub(crate) image: ImageName,
+
+    #[command(flatten)]
+    pub(crate) platform: PlatformFlag,
 }
 
 /// Remove names of images, and each image with its last name.
@@ -106,6 +113,9 @@ pub(crate) struct RmArgs {
     /// Exact names, or IDs, of images.
     #[arg(value_name = "IMAGE", required_unless_present = "ignore_not_found")]
     pub(crate) images: Vec<ImageName>,
+
+    #[command(flatten)]
+    pub(crate) platform: PlatformFlag,
 
     /// Succeed if an image does not exist, or if no image is given.
     #[arg(long)]

@@ -13,6 +13,7 @@ mod image_list;
 mod images;
 mod kube;
 mod login;
+mod platform;
 mod pull_flags;
 mod serve;
 pub(crate) mod settings;
@@ -53,6 +54,7 @@ pub(crate) use kube::KubeArgs;
 #[cfg(feature = "kube")]
 pub(crate) use kube::{KubeCheckArgs, KubeSubcommand};
 pub(crate) use login::{LoginArgs, LogoutArgs};
+pub(crate) use platform::PlatformFlag;
 pub(crate) use pull_flags::{CredentialArgs, EnsureArgs, PullArgs, PullCallFlags, PullFlags, TlsFlags};
 pub(crate) use serve::ServeArgs;
 pub(crate) use store::{

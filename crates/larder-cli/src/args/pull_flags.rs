@@ -13,6 +13,7 @@ use larder::reference::ImageName;
 use larder_agent::config::{SettingOrigin, SettingsSource};
 use larder_agent::quantity::parse_duration;
 
+use super::platform::PlatformFlag;
 use super::timeout;
 use super::verify::VerifyArgs;
 use crate::failure::Failure;
@@ -35,6 +36,9 @@ pub(crate) struct EnsureArgs {
     /// Images to pull if missing.
     #[arg(value_name = "IMAGE")]
     pub(crate) images: Vec<ImageName>,
+
+    #[command(flatten)]
+    pub(crate) platform: PlatformFlag,
 
     /// A manifest, a directory of manifests (*.yaml, *.yml, *.json), or - for standard input; may be repeated.
     #[arg(short, long, value_name = "FILE")]
@@ -103,6 +107,9 @@ pub(crate) struct PullArgs {
     /// Images to pull.
     #[arg(value_name = "IMAGE", required = true)]
     pub(crate) images: Vec<ImageName>,
+
+    #[command(flatten)]
+    pub(crate) platform: PlatformFlag,
 
     /// Print IDs only.
     #[arg(short, long, conflicts_with = "output")]

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use larder::reference::ImageName;
 
+use super::platform::PlatformFlag;
 use super::pull_flags::CredentialArgs;
 use crate::output::{DataFormat, PrintFormat};
 
@@ -28,6 +29,9 @@ pub(crate) struct LoadArgs {
     /// Alias of FILE, as in docker load -i.
     #[arg(short, long, value_name = "FILE")]
     pub(crate) input: Vec<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) platform: PlatformFlag,
 
     /// Repository for images that have only a tag, as in OCI layouts, or no name. With a tag, the name of the only such
     /// image. Full names in the file are kept.
@@ -52,6 +56,9 @@ Exit code: 0 exported, 1 failed, 2 bad input, 3 cannot open the store.")]
 pub(crate) struct ExportArgs {
     /// Name or ID of the image.
     pub(crate) image: ImageName,
+
+    #[command(flatten)]
+    pub(crate) platform: PlatformFlag,
 
     /// Alias of --to. A name with the suffix of an archive (.tar, .erofs, ...) that does not exist is refused: write a
     /// file with -o.
@@ -105,6 +112,9 @@ pub(crate) struct SaveArgs {
     #[arg(value_name = "IMAGE", required = true)]
     pub(crate) images: Vec<ImageName>,
 
+    #[command(flatten)]
+    pub(crate) platform: PlatformFlag,
+
     /// File to write, or - for standard output, which is the default unless it is a terminal.
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
@@ -122,6 +132,9 @@ pub(crate) struct SaveArgs {
 pub(crate) struct MountArgs {
     /// Exact name, or ID, of the image.
     pub(crate) image: Option<ImageName>,
+
+    #[command(flatten)]
+    pub(crate) platform: PlatformFlag,
 
     /// An existing directory; by default a new one below /run/larder/mounts, which larder umount removes.
     pub(crate) dir: Option<PathBuf>,

@@ -22,7 +22,11 @@ pub(super) async fn run(args: &LoadArgs, session: &CommandSession) -> Result<Com
     let out = &session.out;
     let name = args.name.as_deref();
     let base = name.map(base_name).transpose().map_err(|failure| failure.about("--name"))?;
-    let request = LoadRequest { name: name.unwrap_or_default().to_owned(), ..LoadRequest::default() };
+    let request = LoadRequest {
+        name: name.unwrap_or_default().to_owned(),
+        platform: args.platform.platform.as_ref().map(ToString::to_string).unwrap_or_default(),
+        ..LoadRequest::default()
+    };
     let mut files: Vec<PathBuf> = args.files.iter().chain(&args.input).cloned().collect();
     if files.is_empty() {
         if io::stdin().is_terminal() {

@@ -53,7 +53,9 @@ use crate::session::CommandSession;
 pub(crate) fn run(cli: Cli, out: &Arc<Printer>) -> Result<CommandOutcome, Failure> {
     let connection = cli.connection;
     out.hint_with(connection.given());
-    match cli.command.ungrouped() {
+    let mut command = cli.command.ungrouped();
+    command.apply_platform()?;
+    match command {
         Command::Version(_) => {
             out.line(concat!("larder ", env!("CARGO_PKG_VERSION")));
             Ok(CommandOutcome::Done)

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use larder::backend::PullOptions;
 use larder::events::{Event, EventReason, EventSink, LogSink};
 use larder::pod::Pod;
 use larder::pull::{EnsureRequest, ImagePresence as Pulled, PullConfig, PullPolicy};
@@ -206,7 +207,9 @@ fn requests(images: &[ImageName], out: &Printer) -> (Vec<EnsureRequest>, Command
         match check_argument(image.as_str()) {
             Ok(()) => {
                 let pod = Pod { uid: argument_uid(image), ..Pod::default() };
-                requests.push(EnsureRequest::new(image, PullPolicy::Always, pod));
+                let options = PullOptions { accept_only_platform: true, ..PullOptions::default() };
+                requests
+                    .push(EnsureRequest { options, ..EnsureRequest::new(image, PullPolicy::Always, pod) });
             }
             Err(problem) => {
                 out.error(&problem, problem.hints());

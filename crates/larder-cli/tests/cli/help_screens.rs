@@ -88,7 +88,7 @@ fn habits_are_answered_with_larders_way() {
         (&["push", "app:1"], "hint: larder pushes no images"),
         (&["build", "."], "hint: larder builds no images"),
         (&["search", "nginx"], "hint: larder does not search registries"),
-        (&["pull", "--platform", "linux/arm64", "app:1"], "hint: larder pulls images for the platform"),
+        (&["pull", "--arch", "arm64", "app:1"], "hint: use --platform OS/ARCH"),
         (&["diff", "app:1"], "hint: use larder inspect --layers IMAGE"),
         (&["cp", "app:1", "x"], "hint: use larder export IMAGE DIR"),
         (&["exists", "app:1"], "hint: use larder image exists IMAGE: its exit code is 1"),

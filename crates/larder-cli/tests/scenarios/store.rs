@@ -3,6 +3,7 @@
 mod export_failures;
 mod exports;
 mod mounts;
+mod platforms;
 
 use std::path::PathBuf;
 use std::process::Command;

@@ -8,6 +8,7 @@ const REGISTRY: &str = r"([A-Za-z0-9]+((\.|-+)[A-Za-z0-9]+)*|\[[0-9A-Fa-f:]+\])(
 const PATH: &str = r"[a-z0-9]+((\.|__?|-+|/)[a-z0-9]+)*";
 const TAG: &str = r":\w[-\w.]{0,127}";
 const DIGEST: &str = "@sha(256:[0-9a-f]{64}|384:[0-9a-f]{96}|512:[0-9a-f]{128})";
+const PLATFORM: &str = r"#[-\w.]+(/[-\w.]+){1,2}";
 const SUBDOMAIN: &str = r"[a-z0-9]+((\.|-+)[a-z0-9]+)*";
 const LABEL_NAME: &str = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?";
 
@@ -15,7 +16,7 @@ const LABEL_NAME: &str = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?";
 pub(super) fn image() -> Rule {
     let pattern = image_pattern();
     Rule::new(format!("self.matches(r'{pattern}')")).message(
-        "must be an image, such as registry.example/app:1 or registry.example/app@sha256:<64 digits>",
+        "must be an image, such as registry.example/app:1 or registry.example/app@sha256:<64 digits>, with #linux/arm64 for another platform",
     )
 }
 
@@ -53,7 +54,7 @@ pub(super) fn backoff() -> Rule {
 }
 
 fn image_pattern() -> String {
-    format!("^({REGISTRY})?{PATH}({TAG})?({DIGEST})?$")
+    format!("^({REGISTRY})?{PATH}({TAG})?({DIGEST})?({PLATFORM})?$")
 }
 
 fn label_key_pattern() -> String {
@@ -112,6 +113,12 @@ mod tests {
             "é",
             "a:é",
             "a\n",
+            "a#linux/arm64",
+            "r.example/a:1#linux/arm/v6",
+            "a#linux",
+            "a#linux/arm/v6/x",
+            "a#",
+            "a#linux/ arm64",
         ];
         let names = names.map(str::to_owned).into_iter().chain([
             format!("a@sha256:{}", digits(64)),

@@ -220,11 +220,12 @@ async fn fetch_documents(
 ) -> Result<ImageDocuments, String> {
     let name = image.with_default_tag().and_then(|image| Reference::parse(image.as_str()));
     let name = name.map_err(|error| error.to_string())?;
+    let platform = name.platform().map_or_else(PlatformMatcher::host, PlatformMatcher::requested);
     let attempts: Vec<_> = if found.is_empty() { vec![None] } else { found.iter().map(Some).collect() };
     let mut failure = String::new();
     for credential in attempts {
         let session = client.session(&name, credential).map_err(|error| error_chain(&error))?;
-        match session.documents(&PlatformMatcher::host()).await {
+        match session.documents(&platform).await {
             Ok(documents) => return Ok(documents),
             Err(error) => failure = error_chain(&error),
         }

@@ -183,6 +183,7 @@ pub(super) fn gather(args: &EnsureArgs) -> Result<EnsureInputs, Failure> {
         }
     }
     gathered.skipped = manifests.skipped;
+    args.platform.apply(gathered.jobs.iter_mut().map(|job| &mut job.request.image))?;
     Ok(gathered)
 }
 

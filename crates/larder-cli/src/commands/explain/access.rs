@@ -10,7 +10,7 @@ use larder_agent::image_name;
 use larder_agent::registry::{FetchAttempt, RegistryClient};
 use serde::Serialize;
 
-use crate::args::{CredentialArgs, EnsureArgs, ExplainAccessArgs, PullCallFlags, PullFlags};
+use crate::args::{CredentialArgs, EnsureArgs, ExplainAccessArgs, PlatformFlag, PullCallFlags, PullFlags};
 use crate::commands::ensure::{EnsureJob, ensure_jobs};
 use crate::credential_setup::{self, CredentialSetup};
 use crate::exit::CommandOutcome;
@@ -68,6 +68,7 @@ fn ensure_args(args: &ExplainAccessArgs) -> EnsureArgs {
     let images = if args.filename.is_empty() { vec![args.image.clone()] } else { Vec::new() };
     EnsureArgs {
         images,
+        platform: PlatformFlag::default(),
         filename: args.filename.clone(),
         secret: args.secret.clone(),
         namespace: args.namespace.clone(),

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use larder::reference::Digest;
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use larder_testkit_peers::{ImageBuilder, LayerFiles, Package, require};
 use serde_json::{Value, json};
@@ -13,6 +14,26 @@ use crate::world::{LarderOutput, LarderProcess, larder_in};
 impl MachineWithoutRuntime {
     pub(super) fn path(&self, name: &str) -> String {
         self.home.path().join(name).display().to_string()
+    }
+
+    /// Pushes an index, as most public images have one, of manifests with these tags, each for an architecture if one is given.
+    pub(super) fn push_index(&self, repository: &str, tag: &str, manifests: &[(&str, Option<&str>)]) {
+        let url = |tag: &str| format!("http://{}/v2/{repository}/manifests/{tag}", self.registry.address());
+        let (manifest, index) =
+            ["manifest", "index"].map(|kind| format!("application/vnd.oci.image.{kind}.v1+json")).into();
+        let entries = manifests.iter().map(|(tag, architecture)| {
+            let raw = run("curl", &["-sf", "-H", &format!("Accept: {manifest}"), &url(tag)]);
+            let digest = Digest::sha256(&raw);
+            let mut entry = json!({ "mediaType": manifest, "digest": digest.as_str(), "size": raw.len() });
+            if let Some(architecture) = architecture {
+                entry["platform"] = json!({ "os": "linux", "architecture": architecture });
+            }
+            entry
+        });
+        let entries: Vec<Value> = entries.collect();
+        let document = json!({ "schemaVersion": 2, "mediaType": index, "manifests": entries }).to_string();
+        let kind = format!("Content-Type: {index}");
+        run("curl", &["-sf", "-X", "PUT", "-H", &kind, "-d", &document, &url(tag)]);
     }
 }
 
@@ -95,22 +116,7 @@ fn a_saved_image_has_its_layers_and_its_id_in_other_tools() {
 fn a_loaded_image_has_the_digests_of_its_repository() {
     let Some(machine) = MachineWithoutRuntime::new() else { return };
     let pushed = ImageBuilder::small(1, 50_000).push(&machine.registry, "shop/web:1").unwrap();
-    // A tag of an index, as most public images have.
-    let manifest = machine.registry.image("shop/web");
-    let manifests = format!("http://{}/manifests", manifest.replace("/shop", "/v2/shop"));
-    let raw = run(
-        "curl",
-        &["-sf", "-H", "Accept: application/vnd.oci.image.manifest.v1+json", &format!("{manifests}/1")],
-    );
-    let index = json!({
-        "schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json",
-        "manifests": [{
-            "mediaType": "application/vnd.oci.image.manifest.v1+json",
-            "digest": pushed.manifest_digest, "size": raw.len(),
-        }],
-    });
-    let kind = "Content-Type: application/vnd.oci.image.index.v1+json";
-    run("curl", &["-sf", "-X", "PUT", "-H", kind, "-d", &index.to_string(), &format!("{manifests}/multi")]);
+    machine.push_index("shop/web", "multi", &[("1", None)]);
     let name = machine.registry.image("shop/web:multi");
     machine.larder(&["pull", &name]).expect(0);
     machine.larder(&["tag", &name, "local.example/web:1"]).expect(0);
