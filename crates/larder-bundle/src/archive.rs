@@ -48,7 +48,7 @@ impl BundleOutput {
     }
 
     /// Gives the complete file its name. It replaces none.
-    pub(crate) fn commit(self) -> Result<(), BundleError> {
+    fn commit(self) -> Result<(), BundleError> {
         let BundleOutput::File(file, path) = self else { return Ok(()) };
         match file.persist_noclobber(&path) {
             Ok(_) => Ok(()),
@@ -80,9 +80,26 @@ impl Write for BundleOutput {
     }
 }
 
-/// Writes the files into the directory `name` of an archive.
-pub(crate) fn write(out: impl Write, name: &str, files: &[BundleFile], now: Timestamp) -> io::Result<()> {
-    let mut archive = Builder::new(GzEncoder::new(out, Compression::default()));
+/// Writes the files into the directory `name` of an archive: plain into a file with the suffix `.tar`, else with gzip.
+pub(crate) fn write(
+    mut out: BundleOutput,
+    name: &str,
+    files: &[BundleFile],
+    now: Timestamp,
+) -> Result<(), BundleError> {
+    if matches!(&out, BundleOutput::File(_, path) if path.extension().is_some_and(|suffix| suffix == "tar")) {
+        add_files(&mut out, name, files, now)?;
+    } else {
+        let mut compressed = GzEncoder::new(&mut out, Compression::default());
+        add_files(&mut compressed, name, files, now)?;
+        compressed.finish()?;
+    }
+    out.flush()?;
+    out.commit()
+}
+
+fn add_files(out: impl Write, name: &str, files: &[BundleFile], now: Timestamp) -> io::Result<()> {
+    let mut archive = Builder::new(out);
     let mut add = |path: String, text: &str| {
         let mut header = Header::new_gnu();
         header.set_size(text.len() as u64);
@@ -96,5 +113,5 @@ pub(crate) fn write(out: impl Write, name: &str, files: &[BundleFile], now: Time
             add(format!("{name}/{}.error", file.name), error)?;
         }
     }
-    archive.into_inner()?.finish()?.flush()
+    archive.finish()
 }

@@ -30,7 +30,8 @@ pub struct BundleOptions {
     pub arguments: Vec<OsString>,
     /// larder's settings file, if there is one.
     pub settings_file: Option<PathBuf>,
-    /// The file to write; a name in the working directory by default. It must not exist. `-` is the standard output.
+    /// The file to write; a name in the working directory by default. It must not exist. `-` is the standard output. With
+    /// the suffix `.tar` the archive is plain, else it is compressed with gzip.
     pub output: Option<PathBuf>,
     /// Time span of the log of the daemon's unit to include.
     pub since: Duration,
@@ -93,12 +94,11 @@ pub async fn write_bundle(options: BundleOptions) -> Result<Bundle, BundleError>
     let name = format!("larder-bundle-{host}-{}", now.strftime("%Y%m%dT%H%M%SZ"));
     let path = options.output.clone().unwrap_or_else(|| PathBuf::from(format!("{name}.tar.gz")));
     let path = Some(path).filter(|path| path.as_os_str() != "-");
-    let mut out = BundleOutput::create(path.as_deref())?;
+    let out = BundleOutput::create(path.as_deref())?;
     let collected = collect::collect(&options).await;
     let mut files = redact::redacted_files(collected);
     files.insert(0, parts::readme(&files, now, options.since));
-    archive::write(&mut out, &name, &files, now)?;
-    out.commit()?;
+    archive::write(out, &name, &files, now)?;
     Ok(Bundle { path, files })
 }
 

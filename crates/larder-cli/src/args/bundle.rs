@@ -21,7 +21,8 @@ use clap::Args;
 
 Exit code: 0 written, even if parts failed; 1 not written; 2 no directory for FILE, or FILE is one.")]
 pub(crate) struct BundleArgs {
-    /// The file to write, which must not exist; - is the standard output.
+    /// The file to write, which must not exist; - is the standard output. FILE.tar is a plain archive, any other is
+    /// compressed with gzip.
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
     /// Time span of the unit's log to include, such as 2h.

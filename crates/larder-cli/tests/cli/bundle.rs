@@ -13,7 +13,10 @@ use crate::world::CliFixture;
 /// Unpacks a bundle, and returns the text of all its files with their names.
 fn unpacked(world: &CliFixture, archive: &Path) -> Vec<(String, String)> {
     let dir = tempfile::tempdir_in(world.state().parent().unwrap()).unwrap();
-    let tar = Command::new("tar").arg("-xzf").arg(archive).arg("-C").arg(dir.path()).status().unwrap();
+    let packed = archive.extension().is_some_and(|suffix| suffix != "tar");
+    let magic = fs_err::read(archive).unwrap().starts_with(&[0x1f, 0x8b]);
+    assert_eq!(magic, packed, "{}", archive.display());
+    let tar = Command::new("tar").arg("-xf").arg(archive).arg("-C").arg(dir.path()).status().unwrap();
     assert!(tar.success());
     let inside = fs_err::read_dir(dir.path()).unwrap().next().unwrap().unwrap().path();
     let files = fs_err::read_dir(inside).unwrap().map(|file| file.unwrap().path());
@@ -53,6 +56,10 @@ fn a_bundle_has_what_the_commands_print_and_is_for_its_owner_alone() {
             "{name}"
         );
     }
+
+    let plain = file.with_file_name("report.tar");
+    world.larder(&["bundle", "-o", &plain.to_string_lossy()]).expect(0);
+    assert!(text(&unpacked(&world, &plain), "images.json").contains("busybox"));
 
     let again = world.larder(&["bundle", "-o", &name]).expect(1);
     assert!(again.stderr.contains("report.tar.gz: already exists"), "{again:?}");
