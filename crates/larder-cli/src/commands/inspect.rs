@@ -45,7 +45,7 @@ pub(super) async fn run(args: &InspectArgs, session: &CommandSession) -> Result<
     match args.output {
         None if args.layers => {
             for image in &found {
-                layers::print(&image.title(), image.layers.as_deref().unwrap_or_default(), out);
+                layers::print(&image.title(), image.layers.as_deref(), out);
             }
         }
         format => output::data(out, format.unwrap_or_default(), &found),
@@ -94,7 +94,7 @@ struct InspectRecord {
     image: Image,
     /// Details that the runtime adds in its own shape; JSON texts become JSON.
     info: BTreeMap<String, Value>,
-    /// With `--layers`, the lowest first; empty if unknown.
+    /// With `--layers`, the lowest first; `None` if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     layers: Option<Vec<LayerRecord>>,
 }
@@ -107,7 +107,7 @@ impl InspectRecord {
             (key, value)
         });
         let info = info.collect();
-        InspectRecord { layers: listed.map(|listed| layers::of(&image.id, listed, &info)), image, info }
+        InspectRecord { layers: listed.and_then(|listed| layers::of(&image.id, listed, &info)), image, info }
     }
 
     /// Its names, else its ID, and its size.

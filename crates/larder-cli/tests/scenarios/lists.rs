@@ -135,6 +135,11 @@ fn shared_layers_are_shown_as_trees() {
     let data = store.larder(&["inspect", "--layers", "-o", "json", "r.example/web:1"]).expect(0).json();
     assert_eq!(data[0]["layers"].as_array().unwrap().len(), 2);
     assert_eq!(data[0]["layers"][1]["sharedWith"], serde_json::json!([]));
+    store.load("empty:1", &ImageBuilder::new());
+    let empty = store.larder(&["inspect", "--layers", "r.example/empty:1"]).expect(0).stdout;
+    assert_eq!(empty.lines().nth(1), Some("   no layers"), "{empty}");
+    let data = store.larder(&["inspect", "--layers", "-o", "json", "r.example/empty:1"]).expect(0).json();
+    assert_eq!(data[0]["layers"], serde_json::json!([]));
 }
 
 #[test]

@@ -28,12 +28,19 @@ pub(super) struct LayerRecord {
     created_by: Option<String>,
 }
 
-/// The layers of the image with this ID, the lowest first; empty if they are unknown.
-pub(super) fn of(id: &str, listed: &ImagesResponse, info: &BTreeMap<String, Value>) -> Vec<LayerRecord> {
+/// The layers of the image with this ID, the lowest first. `None` if the backend does not report them.
+pub(super) fn of(
+    id: &str,
+    listed: &ImagesResponse,
+    info: &BTreeMap<String, Value>,
+) -> Option<Vec<LayerRecord>> {
     let layers_of = |image: &Image| image.details.clone().unwrap_or_default().layers;
-    let Some(image) = listed.images.iter().find(|image| image.id == id) else { return Vec::new() };
-    let mine = layers_of(image);
-    let steps = build_steps(info);
+    let mine = layers_of(listed.images.iter().find(|image| image.id == id)?);
+    let config = config(info);
+    if mine.is_empty() && !config.is_some_and(has_no_layers) {
+        return None;
+    }
+    let steps = config.map(build_steps).unwrap_or_default();
     let is_archive = |index: &&u32| {
         listed.layers.get(**index as usize).is_some_and(|layer| layer.id.starts_with("archive "))
     };
@@ -54,28 +61,39 @@ pub(super) fn of(id: &str, listed: &ImagesResponse, info: &BTreeMap<String, Valu
             created_by: steps.get(at).cloned(),
         })
     };
-    mine.iter().enumerate().filter_map(record).collect()
+    Some(mine.iter().enumerate().filter_map(record).collect())
 }
 
 fn name_of(image: &Image) -> String {
     image.repo_tags.iter().chain(&image.repo_digests).next().unwrap_or(&image.id).clone()
 }
 
+/// The config of the image, if the backend has it.
+fn config(info: &BTreeMap<String, Value>) -> Option<&Value> {
+    info.get("info").map(|info| &info["imageSpec"]).or_else(|| info.get("config"))
+}
+
+/// Whether the config lists no layer, as that of an image of metadata alone does.
+fn has_no_layers(config: &Value) -> bool {
+    let rootfs = config["rootfs"].as_object();
+    rootfs.is_some_and(|rootfs| rootfs.get("diff_ids").and_then(Value::as_array).is_none_or(Vec::is_empty))
+}
+
 /// The build step of each layer, as the config has them.
-fn build_steps(info: &BTreeMap<String, Value>) -> Vec<String> {
-    let config = info.get("info").map(|info| &info["imageSpec"]).or_else(|| info.get("config"));
-    let history = config.and_then(|config| config["history"].as_array());
-    let with_layer = history.into_iter().flatten().filter(|step| step["empty_layer"] != true);
+fn build_steps(config: &Value) -> Vec<String> {
+    let with_layer =
+        config["history"].as_array().into_iter().flatten().filter(|step| step["empty_layer"] != true);
     with_layer.map(|step| step["created_by"].as_str().unwrap_or_default().to_owned()).collect()
 }
 
 /// Prints the layers as a tree below the image.
-pub(super) fn print(title: &str, layers: &[LayerRecord], out: &Printer) {
+pub(super) fn print(title: &str, layers: Option<&[LayerRecord]>, out: &Printer) {
     out.heading(title);
-    if layers.is_empty() {
-        out.line("   layers unknown: the backend does not report them");
-        return;
-    }
+    let layers = match layers {
+        None => return out.line("   layers unknown: the backend does not report them"),
+        Some([]) => return out.line("   no layers"),
+        Some(layers) => layers,
+    };
     let mut table = TextTable::new(["LAYER", "SIZE", "SHARED WITH", "CREATED BY"]).optional(["CREATED BY"]);
     for (at, layer) in layers.iter().enumerate() {
         let mark = if at + 1 == layers.len() { "\u{2514}\u{2500} " } else { "\u{251c}\u{2500} " };
@@ -135,15 +153,15 @@ mod tests {
             {"created_by": "RUN  make\n  install"},
         ]});
         for info in [("config", config.clone()), ("info", serde_json::json!({"imageSpec": config}))] {
-            let found = of("a", &listed, &BTreeMap::from([(info.0.to_owned(), info.1)]));
+            let found = of("a", &listed, &BTreeMap::from([(info.0.to_owned(), info.1)])).unwrap();
             assert_eq!(found.iter().map(|layer| layer.id.as_str()).collect::<Vec<_>>(), ["base", "top"]);
             assert_eq!(found[0].shared_with, ["b:1", "c"]);
             assert_eq!(found[1].shared_with, [""; 0]);
             assert_eq!(found[1].created_by.as_deref().map(first_line).unwrap(), "RUN make install");
             assert_eq!(found[0].created_by.as_deref().map(first_line).unwrap(), "ADD file:1 in /");
         }
-        assert_eq!(of("a", &listed, &BTreeMap::new())[0].created_by, None);
-        assert_eq!(of("nowhere", &listed, &BTreeMap::new()), []);
+        assert_eq!(of("a", &listed, &BTreeMap::new()).unwrap()[0].created_by, None);
+        assert_eq!(of("nowhere", &listed, &BTreeMap::new()), None);
     }
 
     #[test]
