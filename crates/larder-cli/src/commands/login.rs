@@ -33,7 +33,7 @@ pub(super) async fn log_in(
     let client = RegistryClient::new(config.registry.clone());
     let client = if args.tls.is_verified() { client } else { client.without_tls_verify() };
     let interrupt = interrupt.handle();
-    let credential = credential(args, known, &interrupt).await?;
+    let credential = credential(args, &registry, known, &interrupt).await?;
     let login = interrupt.or(client.log_in(registry.host(), &credential)).await;
     match login.ok_or_else(Failure::interrupted)? {
         Ok(LoginResult::Accepted) => {}
@@ -107,14 +107,16 @@ fn of_helper(error: &HelperError) -> Failure {
 /// User name and password, from flags and prompts.
 async fn credential(
     args: &LoginArgs,
+    registry: &LoginRegistry,
     known: Option<String>,
     interrupt: &InterruptHandle,
 ) -> Result<Credential, Failure> {
+    let host = registry.host();
     let username = if let Some(username) = &args.username {
         username.clone()
     } else {
-        let question =
-            known.as_ref().map_or("Username: ".to_owned(), |known| format!("Username ({known}): "));
+        let known_name = known.as_ref().map_or_else(String::new, |known| format!(" ({known})"));
+        let question = format!("Username for {host}{known_name}: ");
         let answer = terminal::ask(&question, false, interrupt).await?;
         match (answer.reveal().trim(), known) {
             ("", Some(known)) => known,
@@ -129,7 +131,7 @@ async fn credential(
     let password = if args.password_stdin {
         read_password(io::stdin().lock(), "larder login -u USER --password-stdin REGISTRY")?
     } else {
-        terminal::ask("Password: ", true, interrupt).await?
+        terminal::ask(&format!("Password for {username} at {host}: "), true, interrupt).await?
     };
     if password.is_empty() {
         return Err(Failure::bad_input("the password is empty"));

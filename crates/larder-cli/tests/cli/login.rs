@@ -244,10 +244,10 @@ fn the_terminal_is_asked_and_shows_the_user_but_not_the_password() {
         shown.clone()
     };
     let mut typed = std::fs::File::from(ours);
-    read_until("Username: ");
+    read_until(&format!("Username for {}: ", registry.address()));
     assert!(echoes());
     typed.write_all(b"bob\n").unwrap();
-    read_until("Password: ");
+    read_until(&format!("Password for bob at {}: ", registry.address()));
     assert!(!echoes(), "what is typed now would be shown");
     typed.write_all(format!("{PASSWORD}\n").as_bytes()).unwrap();
     let shown = read_until("Login Succeeded");
