@@ -97,13 +97,15 @@ impl ManifestError {
                 "push the image again with its base layers, as `--allow-nondistributable-artifacts` does",
             ),
             ManifestError::NoPlatform { .. } => Some("build the image for this platform"),
+            ManifestError::LayerCount { .. } => {
+                Some("build the image again: its manifest names the config of another image")
+            }
             ManifestError::TooLarge { .. }
             | ManifestError::Malformed(_)
             | ManifestError::UnknownType(_)
             | ManifestError::Ambiguous
             | ManifestError::UnknownLayer { .. }
             | ManifestError::FieldTooLong { .. }
-            | ManifestError::LayerCount { .. }
             | ManifestError::TooDeep => None,
         }
     }

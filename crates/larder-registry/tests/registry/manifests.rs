@@ -205,6 +205,8 @@ async fn a_config_with_another_number_of_layers_is_refused() {
         error.to_string().contains("layer count mismatch: 2 in the manifest, 1 diff IDs in the config"),
         "{error}"
     );
+    let hint = error.hint().map(|hint| hint.to_string()).unwrap_or_default();
+    assert!(hint.starts_with("build the image again"), "{hint}");
 }
 
 #[tokio::test]
