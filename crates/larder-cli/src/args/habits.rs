@@ -3,7 +3,7 @@
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Commands, separated by spaces, and larder's way.
-const COMMANDS: [(&str, &str); 24] = [
+const COMMANDS: [(&str, &str); 25] = [
     (
         "run create start stop restart kill exec ps attach stats container pod volume network compose",
         "larder manages images, not containers; run them with your runtime, or mount an image: larder mount IMAGE DIR",
@@ -23,6 +23,10 @@ const COMMANDS: [(&str, &str); 24] = [
     ("img imgs", "use larder images"),
     ("get list", "use larder images, larder mounts, or larder keep to list the rules"),
     ("describe", "use larder inspect IMAGE, or larder explain IMAGE for what GC does with it"),
+    (
+        "clean cleanup clear purge",
+        "use larder prune -a to remove all unused images, or larder gc to remove as many as the thresholds require",
+    ),
     ("delete remove del", "use larder rm IMAGE"),
     ("apply", "use larder ensure -f FILE, which pulls the images of a manifest"),
     ("fetch ensure-image", "use larder pull IMAGE, or larder ensure IMAGE if it may be present already"),
@@ -99,7 +103,11 @@ const FLAGS: &[(&str, &str, &str)] = &[
     ("mount", "--rw", "use --writable"),
     ("prune", "--dry-run -n", "use larder gc --all-unused --dry-run"),
     ("load", "-q --quiet", "larder load prints names only; leave the flag out"),
-    ("serve", "--host -H", "use --socket PATH"),
+    (
+        "serve",
+        "--host -H --listen --addr --address --bind --port -p",
+        "use --socket PATH, or --metrics-address ADDRESS:PORT for metrics and the dashboard",
+    ),
     ("umount", "-l --lazy", "larder umount DIR; a mount that is busy: end what uses it (fuser -m DIR)"),
     (
         "*",
@@ -161,6 +169,8 @@ mod tests {
         for (line, part) in [
             ("larder run -it busybox", "not containers"),
             ("larder push app:1", "skopeo copy"),
+            ("larder clean", "larder prune -a"),
+            ("larder serve --listen x", "--socket PATH"),
             ("larder build .", "larder load"),
             ("larder pull --arch arm64 app:1", "--platform OS/ARCH"),
             ("larder --root /x pull -a app", "each tag"),

@@ -18,6 +18,7 @@ mod pull_flags;
 mod serve;
 pub(crate) mod settings;
 mod store;
+mod suggestions;
 mod verify;
 
 use std::ffi::OsString;
@@ -61,6 +62,7 @@ pub(crate) use store::{
     ExportArgs, ExportFormat, FsckArgs, LoadArgs, MountArgs, MountsArgs, SaveArgs, UmountArgs,
 };
 pub(crate) use verify::VerifyArgs;
+use suggestions::retain_similar;
 
 /// Manage the container images of a node: pull, list, explain, garbage-collect.
 ///
@@ -333,7 +335,7 @@ impl Cli {
         words: impl IntoIterator<Item = impl Into<OsString> + Clone>,
     ) -> Result<Cli, clap::Error> {
         let mut command = command();
-        let matches = command.try_get_matches_from_mut(words)?;
+        let matches = command.try_get_matches_from_mut(words).map_err(retain_similar)?;
         let mut cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
         let GlobalFlags { root, backend, .. } = &mut cli.connection;
         if root.is_none() && backend.is_none() {
