@@ -12,7 +12,7 @@ use larder_api::convert::millis;
 use larder_api::v1::collect_request::Goal;
 use larder_api::v1::{CollectRequest, CollectionGoal, EndedLeases};
 
-use super::CredentialArgs;
+use super::{CredentialArgs, TlsFlags};
 use crate::output::PrintFormat;
 
 /// Run one garbage collection (GC) round: remove unused images, untagged ones first, then the least recently used.
@@ -217,6 +217,9 @@ pub(crate) struct ExplainAccessArgs {
     /// Output format.
     #[arg(short, long, visible_alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) output: PrintFormat,
+
+    #[command(flatten)]
+    pub(crate) tls: TlsFlags,
 
     #[command(flatten)]
     pub(crate) credentials: CredentialArgs,

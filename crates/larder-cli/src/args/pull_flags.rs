@@ -12,6 +12,7 @@ use larder::pull::{EnsureRequest, PullConfig, PullPolicy};
 use larder::reference::ImageName;
 use larder_agent::config::{SettingOrigin, SettingsSource};
 use larder_agent::quantity::parse_duration;
+use larder_agent::registry::{RegistryClient, RegistryConfig};
 
 use super::platform::PlatformFlag;
 use super::timeout;
@@ -189,7 +190,13 @@ pub(crate) struct TlsFlags {
 }
 
 impl TlsFlags {
-    pub(crate) fn is_verified(&self) -> bool {
+    /// A client of this process that follows the flags.
+    pub(crate) fn client(&self, config: RegistryConfig) -> RegistryClient {
+        let client = RegistryClient::new(config);
+        if self.is_verified() { client } else { client.without_tls_verify() }
+    }
+
+    fn is_verified(&self) -> bool {
         self.tls_verify.unwrap_or(true) && !self.insecure
     }
 }

@@ -6,9 +6,7 @@ use std::sync::Arc;
 use larder::credentials::helpers::{CredentialHelpers, HelperError, HelperRequest};
 use larder::credentials::{Credential, Secret, TokenPolicy};
 use larder_agent::backend::providers;
-use larder_agent::registry::{
-    DockerLoginFile, FetchError, FetchErrorKind, LoginRegistry, LoginResult, RegistryClient,
-};
+use larder_agent::registry::{DockerLoginFile, FetchError, FetchErrorKind, LoginRegistry, LoginResult};
 
 use crate::args::{LoginArgs, LogoutArgs};
 use crate::credential_setup::read_password;
@@ -30,8 +28,7 @@ pub(super) async fn log_in(
     // A broken file fails before the prompt for a password.
     let known = file.read()?.user(&registry);
     let (_, config) = session.config(&ImageAccess::read().of_store())?;
-    let client = RegistryClient::new(config.registry.clone());
-    let client = if args.tls.is_verified() { client } else { client.without_tls_verify() };
+    let client = args.tls.client(config.registry.clone());
     let interrupt = interrupt.handle();
     let credential = credential(args, &registry, known, &interrupt).await?;
     let login = interrupt.or(client.log_in(registry.host(), &credential)).await;

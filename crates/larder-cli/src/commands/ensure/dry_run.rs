@@ -113,7 +113,7 @@ pub(super) async fn run(
         Err(error) => return Err(error.into()),
     };
     let (_, config) = session.config(&ImageAccess::read().of_store())?;
-    let registry = RegistryClient::new(config.registry.clone());
+    let registry = args.call.tls.client(config.registry.clone());
     let layers = match &client {
         Some(client) => present_layers(client).await?,
         None => HashSet::new(),

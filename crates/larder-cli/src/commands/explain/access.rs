@@ -40,7 +40,7 @@ pub(super) async fn run(
     }
     let credentials = credential_setup::gather(&args.credentials, TokenPolicy::Keep, [image], out)?;
     let (_, config) = session.config(&ImageAccess::read().of_store())?;
-    let client = RegistryClient::new(config.registry.clone());
+    let client = args.tls.client(config.registry.clone());
     let mut access = AccessRecord { image: args.image.clone(), checks: Vec::new() };
     for job in &jobs {
         access.checks.push(check_access(image, job, &credentials, &client).await?);

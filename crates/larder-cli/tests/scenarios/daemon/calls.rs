@@ -49,4 +49,12 @@ fn tls_verify_false_reaches_the_daemon_and_holds_for_one_call() {
         machine.larder(&["rm", &name]).expect(0);
     }
     machine.larder(&["pull", &name]).expect(1);
+    // These ask the registry themselves.
+    let certs_d = certs_d.to_string_lossy();
+    for command in [&["explain", "access"][..], &["ensure", "--dry-run"]] {
+        let asked =
+            |flags: &[&str]| machine.larder(&[command, &["--certs-d", &certs_d], flags, &[&*name]].concat());
+        asked(&[]).expect(1);
+        asked(&["--tls-verify=false"]).expect(0);
+    }
 }
