@@ -235,6 +235,16 @@ impl FetchErrorKind {
         matches!(self, FetchErrorKind::Unreachable(text) if is_refused(text) || is_unknown_host(text))
     }
 
+    /// Whether there was no connection to the host, so that nothing is known of what it speaks.
+    pub(crate) fn is_unconnected(&self) -> bool {
+        let is_of_connect = |text: &str| {
+            text.starts_with(NO_CONNECTION)
+                || text.contains("tcp connect error")
+                || text.contains("dns error")
+        };
+        matches!(self, FetchErrorKind::Unreachable(text) if is_of_connect(text))
+    }
+
     /// Whether the host seems to be down, so that other requests to it would only wait as well.
     pub(crate) fn is_host_gone(&self) -> bool {
         matches!(self, FetchErrorKind::Unreachable(_) | FetchErrorKind::NoAnswer(_) | FetchErrorKind::Tls(_))
@@ -243,6 +253,9 @@ impl FetchErrorKind {
 
 /// Text of a failure that some servers without TLS cause.
 pub(crate) const HANDSHAKE_CLOSED: &str = "the server closed the connection during the TLS handshake";
+
+/// Beginning of the text of a failure to connect in time.
+pub(crate) const NO_CONNECTION: &str = "no connection within";
 
 pub(crate) fn is_refused(text: &str) -> bool {
     text.contains("Connection refused")

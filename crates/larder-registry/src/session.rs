@@ -402,7 +402,7 @@ impl RepositorySession {
         let may_be = match &error.kind {
             FetchErrorKind::Refused(answer) => answer.status == 400,
             FetchErrorKind::BadReply(_) => true,
-            FetchErrorKind::Unreachable(_) => !error.kind.is_wrong_address(),
+            FetchErrorKind::Unreachable(_) => !error.kind.is_unconnected(),
             _ => false,
         };
         may_be

@@ -19,7 +19,7 @@ use tracing::{Instrument as _, Span};
 
 use super::address_class::{AddressClass, GuardedResolver, InternalAddress};
 use super::config::{Proxy, RegistryConfig};
-use super::error::{FetchErrorKind, HANDSHAKE_CLOSED, printable};
+use super::error::{FetchErrorKind, HANDSHAKE_CLOSED, NO_CONNECTION, printable};
 use super::hosts::{authority, is_loopback};
 use super::tls::{self, ClientPem, TlsProblem, TlsSettings};
 
@@ -398,7 +398,7 @@ pub(crate) fn explain(error: reqwest::Error, connect_timeout: Duration) -> Fetch
     let error = error.without_url();
     if error.is_timeout() && error.is_connect() {
         return FetchErrorKind::Unreachable(format!(
-            "no connection within {}",
+            "{NO_CONNECTION} {}",
             super::fetch_notice::short(connect_timeout)
         ));
     }

@@ -7,6 +7,7 @@ use larder_testkit::fault_registry::{
     FaultRegistry, FaultRegistryAuth, FaultTrigger, LoggedRequest, ResponseFault,
 };
 use larder_testkit_peers::process::wait_until;
+use std::time::Duration;
 
 use crate::support::*;
 
@@ -181,6 +182,22 @@ async fn an_unreachable_mirror_is_not_requested_for_every_blob() {
     origin.fault(FaultTrigger::path("/"), ResponseFault::status(404));
     let error = session.resolve().await.unwrap_err();
     assert!(error.to_string().contains("recently unreachable"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_host_that_never_accepts_a_connection_costs_one_connect_timeout() {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = socket.listen(0).unwrap();
+    let address = listener.local_addr().unwrap();
+    let connect = || std::net::TcpStream::connect_timeout(&address, Duration::from_millis(200));
+    let _queued: Vec<_> = std::iter::from_fn(|| connect().ok()).collect();
+    let (_root, config) = with_hosts("reg.example", &format!("server = \"http://{address}\"\n"));
+    let config = RegistryConfig { tries: 1, ..config };
+    let (limit, began) = (config.connect_timeout, tokio::time::Instant::now());
+    let error = session(config, "reg.example/shop/web:1").resolve().await.unwrap_err();
+    assert!(error.to_string().contains("no connection within"), "{error}");
+    assert!(began.elapsed() < limit + limit / 2, "{:?}", began.elapsed());
 }
 
 #[tokio::test]
