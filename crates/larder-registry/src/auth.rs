@@ -310,6 +310,20 @@ impl HostAuthorizer {
         renewed
     }
 
+    fn token_request(
+        &self,
+        challenge: &AuthChallenge,
+        context: AuthorizationContext<'_>,
+    ) -> Result<TokenHttpRequest, AuthorizationError> {
+        let AuthorizationContext { transport, host, .. } = context;
+        token::request(challenge, &transport.base_in_use(host), &self.repository, self.credential.as_ref())
+            .map_err(|problem| AuthorizationError {
+                host: host.name(),
+                kind: FetchErrorKind::BadReply(problem),
+                token: false,
+            })
+    }
+
     async fn request_token(
         &self,
         state: &mut AuthorizerState,
@@ -317,14 +331,7 @@ impl HostAuthorizer {
         named_by: AddressClass,
         context: AuthorizationContext<'_>,
     ) -> Result<(), AuthorizationError> {
-        let credential = self.credential.as_ref();
-        let request = token::request(challenge, &context.host.base, &self.repository, credential).map_err(
-            |problem| AuthorizationError {
-                host: context.host.name(),
-                kind: FetchErrorKind::BadReply(problem),
-                token: false,
-            },
-        )?;
+        let request = self.token_request(challenge, context)?;
         let server = authority(&request.url);
         context.watcher.notify(FetchNotice::Waiting(FetchWait::Token { host: server.clone() }));
         let first = state.generation == 0;

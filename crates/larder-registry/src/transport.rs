@@ -20,7 +20,7 @@ use tracing::{Instrument as _, Span};
 use super::address_class::{AddressClass, GuardedResolver, InternalAddress};
 use super::config::{Proxy, RegistryConfig};
 use super::error::{FetchErrorKind, HANDSHAKE_CLOSED, NO_CONNECTION, printable};
-use super::hosts::{authority, is_loopback};
+use super::hosts::{RegistryHost, authority, is_loopback};
 use super::tls::{self, ClientPem, TlsProblem, TlsSettings};
 
 /// Name of larder in HTTP requests.
@@ -137,6 +137,13 @@ impl HttpTransport {
             self.plain.lock().remove(&server);
         }
         answered
+    }
+
+    /// The base of a host's URLs as requests use it: with plain HTTP, if its server turned out not to speak TLS.
+    pub(crate) fn base_in_use(&self, host: &RegistryHost) -> Url {
+        let base = host.base.clone();
+        let is_plain = host.plain_fallback && self.plain.lock().contains(&authority(&base));
+        if is_plain { without_tls(base) } else { base }
     }
 
     /// Returns true if a server that was asked over plain HTTP speaks TLS.

@@ -44,6 +44,26 @@ async fn pull_with(
 }
 
 #[tokio::test]
+async fn a_token_comes_over_plain_http_from_a_registry_that_may_be_reached_so() {
+    // This address is that of loopback, and no host that is trusted without TLS.
+    for (realm, is_accepted) in [("", true), ("http://token.example/token", false)] {
+        let registry = registry(FaultRegistryAuth::Token {
+            realm: realm.into(),
+            login: Some(("u".into(), PASSWORD.into())),
+            expires_in: 300,
+        });
+        let image = registry.image("shop/web:1").replace("127.0.0.1", "0.0.0.0");
+        let client = RegistryClient::new(quick()).without_tls_verify();
+        let session = client.session(&reference(&image), Some(&login("u", PASSWORD))).unwrap();
+        let resolved = session.resolve().await.map_err(|error| error.to_string());
+        assert_eq!(resolved.is_ok(), is_accepted, "{resolved:?}");
+        if let Err(text) = resolved {
+            assert!(text.contains("realm is not https"), "{text}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_password_is_shown_when_it_is_asked_for_and_not_before() {
     let registry = registry(FaultRegistryAuth::Basic { user: "u".into(), password: PASSWORD.into() });
     pull(&registry, Some(&login("u", PASSWORD))).await.unwrap();
