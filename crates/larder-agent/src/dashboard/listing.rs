@@ -1,49 +1,21 @@
-//! The images, listed once for all pages that ask within a few seconds, and sorted, filtered and cut for each.
+//! The images, sorted, filtered and cut for each page.
 
 use std::cmp::Ordering;
-use std::sync::Arc;
-use std::time::Duration;
 
-use larder::detached::SharedCall;
 use larder_api::convert::image_state;
 use larder_api::v1 as api;
-use parking_lot::Mutex;
 use serde::Serialize;
-use tokio::time::{self, Instant};
 use tonic::Status;
 
 use super::data::{Query, cut};
 use super::layers::{LayerMap, layer_map};
 use crate::control::ControlApi;
 
-/// How old a listing may be, at least, and how long a failure is kept. A listing that took long is used for longer.
-const FRESH: Duration = Duration::from_secs(5);
-/// How many times as long as it took.
-const FRESH_FACTOR: u32 = 5;
-/// How long a request waits for one.
-const LISTING_TIMEOUT: Duration = Duration::from_secs(8);
-/// How long one is kept that nothing asks for.
-const UNUSED_LISTING_TTL: Duration = Duration::from_secs(60);
 /// How many rows one response has at most.
 const ROWS: usize = 200;
 /// The longest name in bytes, and the longest warning.
 const NAME: usize = 300;
 const WARNINGS: usize = 10;
-
-/// The last listing, and the running one. Requests that come while one runs wait for it.
-#[derive(Default)]
-pub(super) struct ListingCache {
-    last: Mutex<Option<CachedListing>>,
-    running: SharedCall<ListingResult>,
-}
-
-type ListingResult = Result<Arc<Listing>, Status>;
-
-struct CachedListing {
-    result: ListingResult,
-    fresh_until: Instant,
-    used: Instant,
-}
 
 /// The images that are present.
 pub(super) struct Listing {
@@ -79,48 +51,12 @@ pub(super) struct ImagesDocument {
     warnings: Vec<String>,
 }
 
-impl ListingCache {
-    /// A listing, or why there is none, that is fresh enough. One that takes long continues after this has given up, for the
-    /// next request.
-    pub(super) async fn read(self: &Arc<Self>, control: &ControlApi) -> ListingResult {
-        if let Some(fresh) = self.fresh(Instant::now()) {
-            return fresh;
-        }
-        let (cache, control) = (Arc::clone(self), control.clone());
-        let listing = self.running.join(async move { cache.refresh(&control).await });
-        time::timeout(LISTING_TIMEOUT, listing).await.unwrap_or_else(|_| {
-            Err(Status::unavailable("still listing the images; try again in a few seconds"))
-        })
-    }
-
-    /// The cached listing if it is fresh. Frees one that is not: two listings would take twice the memory.
-    fn fresh(&self, now: Instant) -> Option<ListingResult> {
-        let mut last = self.last.lock();
-        last.take_if(|last| last.fresh_until <= now);
-        let last = last.as_mut()?;
-        last.used = now;
-        Some(last.result.clone())
-    }
-
-    async fn refresh(&self, control: &ControlApi) -> ListingResult {
-        let began = Instant::now();
-        let wanted = api::ImagesRequest { details: true, without_configs: true, ..Default::default() };
-        let images = control.list_images(&wanted).await;
-        let result = images.map(|images| Arc::new(Listing::of(images)));
-        let now = Instant::now();
-        let fresh_for = if result.is_ok() { FRESH.max((now - began) * FRESH_FACTOR) } else { FRESH };
-        *self.last.lock() =
-            Some(CachedListing { result: result.clone(), fresh_until: now + fresh_for, used: now });
-        result
-    }
-
-    /// Frees what nothing has asked for since a while.
-    pub(super) fn drop_unused(&self, now: Instant) {
-        self.last.lock().take_if(|last| now.saturating_duration_since(last.used) > UNUSED_LISTING_TTL);
-    }
-}
-
 impl Listing {
+    pub(super) async fn read(control: &ControlApi) -> Result<Listing, Status> {
+        let wanted = api::ImagesRequest { details: true, without_configs: true, ..Default::default() };
+        Ok(Listing::of(control.list_images(&wanted).await?))
+    }
+
     fn of(images: api::ImagesResponse) -> Listing {
         let layers = layer_map(&images);
         let warnings = images.warnings.into_iter().take(WARNINGS).map(|text| cut(text, NAME)).collect();
@@ -185,59 +121,7 @@ fn row(image: api::Image) -> ImageRow {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
-    use larder_testkit::fake_backend::{BackendCall, BackendOp, FakeBackend, error};
-    use tokio::runtime::Handle;
-    use tokio::sync::watch;
-    use tonic::Code;
-
     use super::*;
-    use crate::control::{DaemonAddresses, ServingProcess};
-    use crate::node::testing;
-    use crate::serve::connections::Connections;
-
-    fn control(backend: &FakeBackend, dir: &Path) -> ControlApi {
-        let node = Arc::new(testing::node(backend, dir, None, |_| ()));
-        let (_, stopped) = watch::channel(false);
-        ControlApi::new(
-            node,
-            ServingProcess::Daemon(DaemonAddresses::default()),
-            Connections::default(),
-            stopped,
-        )
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_backend_that_hangs_is_asked_once_however_many_requests_give_up() {
-        let (backend, dir) = (FakeBackend::new(), tempfile::tempdir().unwrap());
-        backend.hang(BackendOp::List);
-        let (control, cache) = (control(&backend, dir.path()), Arc::new(ListingCache::default()));
-        let tasks = || Handle::current().metrics().num_alive_tasks();
-        let before = tasks();
-        for _ in 0..20 {
-            let given_up = cache.read(&control).await.err().unwrap();
-            assert_eq!(given_up.code(), Code::Unavailable, "{given_up}");
-        }
-        assert_eq!(tasks() - before, 1);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_failure_is_kept_for_a_while() {
-        let (backend, dir) = (FakeBackend::new(), tempfile::tempdir().unwrap());
-        backend.set_down(Some(error("connection refused")));
-        let (control, cache) = (control(&backend, dir.path()), Arc::new(ListingCache::default()));
-        let lists = || backend.calls().iter().filter(|call| **call == BackendCall::List).count();
-        for _ in 0..5 {
-            let failed = cache.read(&control).await.err().unwrap();
-            assert!(failed.message().contains("connection refused"), "{failed}");
-        }
-        assert_eq!(lists(), 1);
-        backend.set_down(None);
-        time::advance(FRESH).await;
-        assert!(cache.read(&control).await.is_ok());
-        assert_eq!(lists(), 2);
-    }
 
     fn listing(count: u64) -> Listing {
         let image = |number: u64| api::Image {

@@ -6,8 +6,10 @@
 //! ```
 //!
 //! Promises: a page of another site reads nothing, by whatever name it reaches the daemon; every response is bounded,
-//! whatever the number of images; clients share one reading of the status and one listing of images.
+//! whatever the number of images, and comes within seconds; clients share one reading of the status, one listing of images
+//! and one measurement of the disk usage.
 
+mod cache;
 mod data;
 mod guard;
 mod layers;
@@ -35,8 +37,9 @@ use tonic::{Code, Status};
 use crate::config::Config;
 use crate::control::ControlApi;
 use crate::serve::responses::{page as response, text};
+use cache::ReadingCache;
 use data::Query;
-use listing::ListingCache;
+use listing::Listing;
 use samples::{DiskDocument, DiskHistory, DiskSample};
 
 /// Where it is.
@@ -56,7 +59,9 @@ pub(crate) struct Dashboard {
     /// Names by which it may be reached, beside loopback and its address.
     hosts: Vec<String>,
     history: Mutex<DiskHistory>,
-    listing: Arc<ListingCache>,
+    listing: Arc<ReadingCache<Arc<Listing>>>,
+    /// Bytes that collection can free; `None` if unknown.
+    reclaimable: Arc<ReadingCache<Option<u64>>>,
     /// The last status as JSON; empty before the first one.
     status: watch::Sender<Bytes>,
     /// Notified when a stream begins.
@@ -74,6 +79,7 @@ impl Dashboard {
             hosts: config.dashboard.hosts.clone(),
             history: Mutex::default(),
             listing: Arc::default(),
+            reclaimable: Arc::default(),
             status: watch::Sender::default(),
             joined: Notify::new(),
             streams: Arc::new(Semaphore::new(stream::AT_ONCE)),
@@ -97,6 +103,7 @@ impl Dashboard {
                 _ = samples.tick() => {
                     self.sample().await;
                     self.listing.drop_unused(Instant::now());
+                    self.reclaimable.drop_unused(Instant::now());
                 }
                 () = time::sleep(UPDATE_INTERVAL), if is_watched => self.update().await,
                 () = self.joined.notified() => self.update().await,
@@ -159,7 +166,7 @@ impl Dashboard {
             "/api/status" => self.status().await.map(|status| self.document(status)),
             "/api/disk" => Ok(self.disk().await),
             "/api/images" => self.images(&query).await,
-            "/api/layers" => self.listing.read(&self.control).await.map(|listing| json(listing.layers())),
+            "/api/layers" => self.listing().await.map(|listing| json(listing.layers())),
             "/api/explain" => self.explain(&query).await,
             "/api/history" => self.removals(&query).await,
             "/api/events" => self.events(&query).await,
@@ -172,14 +179,22 @@ impl Dashboard {
     }
 
     async fn disk(&self) -> String {
-        let usage = self.control.usage(request(api::UsageRequest {})).await;
-        let reclaimable_bytes = usage.ok().and_then(|usage| usage.into_inner().reclaimable_bytes);
+        let control = self.control.clone();
+        let reading = async move {
+            let usage = control.usage(request(api::UsageRequest {})).await?;
+            Ok(usage.into_inner().reclaimable_bytes)
+        };
+        let reclaimable_bytes = self.reclaimable.get_or_read(reading).await.ok().flatten();
         json(&DiskDocument { reclaimable_bytes, ..self.history.lock().downsampled(samples::POINTS) })
     }
 
+    async fn listing(&self) -> Result<Arc<Listing>, Status> {
+        let control = self.control.clone();
+        self.listing.get_or_read(async move { Listing::read(&control).await.map(Arc::new) }).await
+    }
+
     async fn images(&self, query: &Query) -> Result<String, Status> {
-        let listing = self.listing.read(&self.control).await?;
-        Ok(json(&listing.page(query)))
+        Ok(json(&self.listing().await?.page(query)))
     }
 
     async fn explain(&self, query: &Query) -> Result<String, Status> {

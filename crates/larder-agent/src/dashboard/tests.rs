@@ -15,7 +15,7 @@ use larder_registry::{Proxy, RegistryClient, RegistryConfig};
 use larder_store::backend::StoreBackend;
 use larder_store::pull::{StorePullConfig, StorePuller};
 use larder_store::store::{Store, StoreConfig};
-use larder_testkit::fake_backend::{FakeBackend, image};
+use larder_testkit::fake_backend::{BackendCall, FakeBackend, image};
 use larder_testkit::fault_registry::{FaultRegistry, FaultRegistryAuth, FaultTrigger, ResponseFault};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -472,6 +472,20 @@ async fn every_surface_shows_the_same_reason_for_which_an_image_is_retained() {
         let count = RETAINED.iter().filter(|(_, state)| *state == word).count() as u64;
         assert_eq!(total.unwrap().count, count, "{word} in df");
     }
+}
+
+#[tokio::test]
+async fn the_reclaimable_bytes_are_measured_once_for_requests_within_seconds() {
+    let served = serve(|_| ()).await;
+    served.backend.add_image("a:1", image("sha256:1", 100));
+    let lists = || served.backend.calls().iter().filter(|call| **call == BackendCall::List).count();
+    served.json("disk").await;
+    let first = lists();
+    assert!(first > 0);
+    for _ in 0..3 {
+        served.json("disk").await;
+    }
+    assert_eq!(lists(), first);
 }
 
 #[tokio::test]
