@@ -418,7 +418,7 @@ impl CommandSession {
     /// Fails where a flag names images that the named daemon does not serve.
     fn check_agreement(&self, socket: &Path) -> Result<(), Failure> {
         let place = match (&self.connection.root, &self.connection.backend) {
-            (Some(root), _) => format!("--root {}", root.display()),
+            (Some(root), _) => format!("{} {}", self.connection.root_origin(), root.display()),
             (None, Some(backend)) => format!("--backend {backend}"),
             (None, None) => return Ok(()),
         };

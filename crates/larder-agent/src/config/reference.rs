@@ -56,9 +56,10 @@ gc:
 | `larder config` | all effective settings as such a file, each with its origin |
 | `larder config --check FILE` | all errors of a file, each with line and key |
 
-**Precedence.** Flags override the variable `LARDER_BACKEND`, which overrides larder's file, kubelet's file
-(`--kubelet-config`) and the defaults, in this order. Only the image settings of kubelet's file are read; all others are
-ignored. `Flag:` in the tables names a flag of `larder serve` and `larder config`; other commands have those in their
+**Precedence.** Flags override variables, which override larder's file, kubelet's file (`--kubelet-config`) and the
+defaults, in this order. `LARDER_ROOT` is `root` with larder's own store, and overrides `LARDER_BACKEND`, which is
+`backend`; neither counts if `--root` or `--backend` is given. Only the image settings of kubelet's file are read; all
+others are ignored. `Flag:` in the tables names a flag of `larder serve` and `larder config`; other commands have those in their
 `--help`.
 
 **Names and values.** A setting of kubelet has the name, range and error messages of kubelet. Durations have units

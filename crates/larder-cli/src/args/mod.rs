@@ -29,6 +29,7 @@ use clap::builder::Resettable;
 use clap::{Arg, ArgAction, Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use clap_complete::Shell;
 
+use larder_agent::config::SettingOrigin;
 use larder_agent::environment::variable;
 use larder_agent::quantity::parse_duration;
 
@@ -61,8 +62,8 @@ pub(crate) use serve::ServeArgs;
 pub(crate) use store::{
     ExportArgs, ExportFormat, FsckArgs, LoadArgs, MountArgs, MountsArgs, SaveArgs, UmountArgs,
 };
-pub(crate) use verify::VerifyArgs;
 use suggestions::retain_similar;
+pub(crate) use verify::VerifyArgs;
 
 /// Manage the container images of a node: pull, list, explain, garbage-collect.
 ///
@@ -125,9 +126,14 @@ pub(crate) struct GlobalFlags {
     pub(crate) backend: Option<String>,
 
     /// Directory of larder's own store; ensure, pull and load create it if missing
-    /// [env: LARDER_ROOT, unless --backend is given] [default: /var/lib/larder, without root ~/.local/share/larder].
+    /// [env: LARDER_ROOT, unless --backend is given; it overrides LARDER_BACKEND]
+    /// [default: /var/lib/larder, without root ~/.local/share/larder].
     #[arg(long, global = true, value_name = "DIR", conflicts_with = "backend")]
     pub(crate) root: Option<PathBuf>,
+
+    /// Whether `root` is the value of the variable.
+    #[arg(skip)]
+    pub(crate) root_is_of_variable: bool,
 
     /// Directory with mirrors, CA certificates and client certificates of registries, for larder's own store: in
     /// containerd's certs.d format, with HOST/hosts.toml or Docker's certificates for each registry
@@ -165,6 +171,15 @@ pub(crate) struct GlobalFlags {
 }
 
 impl GlobalFlags {
+    /// The flag or variable that has `root`.
+    pub(crate) fn root_origin(&self) -> SettingOrigin {
+        if self.root_is_of_variable {
+            SettingOrigin::Variable(ROOT_VARIABLE)
+        } else {
+            SettingOrigin::Flag("--root")
+        }
+    }
+
     /// The flags that select the images, quoted for a shell; empty without one.
     pub(crate) fn given(&self) -> String {
         match (&self.root, &self.backend) {
@@ -337,9 +352,10 @@ impl Cli {
         let mut command = command();
         let matches = command.try_get_matches_from_mut(words).map_err(retain_similar)?;
         let mut cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
-        let GlobalFlags { root, backend, .. } = &mut cli.connection;
+        let GlobalFlags { root, root_is_of_variable, backend, .. } = &mut cli.connection;
         if root.is_none() && backend.is_none() {
             *root = variable(ROOT_VARIABLE).map(PathBuf::from);
+            *root_is_of_variable = root.is_some();
         }
         Ok(cli)
     }

@@ -138,17 +138,21 @@ impl SettingFlags {
             Some(path) => Some(SettingsSource::File { path, required: true }),
             None => places.file.clone().map(|path| SettingsSource::File { path, required: false }),
         });
-        // --root selects larder's own store and overrides the variable.
-        if connection.root.is_none() {
+        if let Some(root) = &connection.root {
+            // It selects larder's own store, whatever LARDER_BACKEND says.
+            let given = [("root", absolute(root)), ("backend", "store".to_owned())];
+            let by = connection.root_origin();
+            layers.extend(given.map(|(key, value)| SettingsSource::Given { by: by.clone(), key, value }));
+        } else {
             layers.extend(variable(BACKEND_VARIABLE).map(|value| SettingsSource::Given {
                 by: SettingOrigin::Variable(BACKEND_VARIABLE),
                 key: "backend",
                 value,
             }));
-        }
-        let named = connection.backend.clone().or_else(|| variable(BACKEND_VARIABLE));
-        if connection.root.is_none() && named.as_deref() == Some("cri") {
-            layers.extend(endpoints(variable));
+            let named = connection.backend.clone().or_else(|| variable(BACKEND_VARIABLE));
+            if named.as_deref() == Some("cri") {
+                layers.extend(endpoints(variable));
+            }
         }
         layers.extend(self.given(connection).into_iter().filter_map(|(name, key, value)| {
             Some(SettingsSource::Given { by: SettingOrigin::Flag(name), key, value: value? })
@@ -160,11 +164,8 @@ impl SettingFlags {
     fn given(&self, connection: &GlobalFlags) -> Vec<(&'static str, &'static str, Option<String>)> {
         let path = |path: &Option<PathBuf>| path.as_deref().map(absolute);
         let kubelet = self.kubelet.clone();
-        let store = connection.root.is_some().then(|| "store".to_owned());
         let timeout = connection.timeout.map(larder::go_format::duration);
         vec![
-            ("--root", "root", path(&connection.root)),
-            ("--root", "backend", store),
             ("--backend", "backend", connection.backend.as_deref().map(backend)),
             ("--certs-d", "registry.certsDirs", path(&connection.certs_d)),
             ("--state", "state", path(&connection.state)),

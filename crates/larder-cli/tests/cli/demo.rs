@@ -74,7 +74,9 @@ fn every_step_holds_as_root() {
         return;
     }
     let home = home();
-    let run = run(larder(home.path()), &[], home.path()).expect(0);
+    let mut command = larder(home.path());
+    command.env("LARDER_ROOT", home.path().join("of-the-user"));
+    let run = run(command, &[], home.path()).expect(0);
     assert_all_said(&run);
     assert_eq!(left_in(home.path()), [""; 0]);
 }

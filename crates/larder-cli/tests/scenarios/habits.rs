@@ -221,6 +221,8 @@ fn scripts_ask_for_an_image_its_names_and_a_place_to_mount_it() {
     };
     larder(&["pull", "-q", &web]).expect(0);
     assert!(Path::new(&root).join("layers").is_dir());
+    let settings = larder(&["config"]).expect(0).stdout;
+    assert_eq!(settings.matches("# LARDER_ROOT").count(), 2, "root and backend: {settings}");
     for (image, code) in [(&*web, 0), ("web", 1), ("shop/web:1", 1), ("no/such:1", 1), ("Not A Name", 2)] {
         let exists = larder(&["image", "exists", image]).expect(code);
         assert!(exists.stdout.is_empty() && exists.stderr.is_empty() == (code < 2), "{exists:?}");

@@ -40,7 +40,7 @@ pub(super) fn run(
     connection: &GlobalFlags,
     out: &Arc<Printer>,
 ) -> Result<CommandOutcome, Failure> {
-    if connection.backend.is_some() || connection.root.is_some() {
+    if connection.backend.is_some() || (connection.root.is_some() && !connection.root_is_of_variable) {
         return Err(Failure::bad_input("--backend and --root conflict with the demo's own store"));
     }
     let started = Instant::now();

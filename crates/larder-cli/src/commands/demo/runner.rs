@@ -68,7 +68,7 @@ impl DemoRunner {
     async fn command(&self, line: &str, out: &Arc<Printer>) -> Result<CommandOutcome, Failure> {
         let cli = Cli::read(line.split(' ')).map_err(|usage| Failure::bad_input(usage.to_string()))?;
         let mut connection = cli.connection;
-        connection.root = Some(ROOT.into());
+        (connection.root, connection.root_is_of_variable) = (Some(ROOT.into()), false);
         connection.daemon = Some("none".into());
         let session = CommandSession::new(connection, Arc::clone(out)).with_default_settings();
         let ended = Box::pin(super::super::dispatch(&session, &cli.command, &self.interrupt)).await;
