@@ -199,7 +199,8 @@ impl EnsureUpdateStream {
             };
             Some((update, (updates, progress)))
         });
-        EnsureUpdateStream { updates: Box::pin(updates), work }
+        // After the last update, the stream is polled until the work has ended.
+        EnsureUpdateStream { updates: Box::pin(updates.fuse()), work }
     }
 }
 
@@ -213,5 +214,27 @@ impl Stream for EnsureUpdateStream {
         let ended = ready!(self.work.poll_join_next(context));
         let has_panicked = matches!(ended, Some(Err(error)) if error.is_panic());
         Poll::Ready(has_panicked.then(|| Err(Status::internal(DEFECT))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_stream_waits_for_work_that_ends_after_its_last_update() {
+        let (updates, receiver) = mpsc::unbounded_channel();
+        let (_, progress) = watch::channel(Vec::new());
+        let (end, ended) = oneshot::channel::<()>();
+        let mut work = JoinSet::new();
+        work.spawn(async { ended.await.unwrap() });
+        let mut stream = EnsureUpdateStream::new(receiver, progress, work);
+        drop(updates);
+        assert!(stream.next().now_or_never().is_none(), "the work has not ended");
+        end.send(()).unwrap();
+        assert!(stream.next().await.is_none());
     }
 }
