@@ -12,7 +12,7 @@ use crate::failure::Failure;
 /// The platform of the images that a command names.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
 pub(crate) struct PlatformFlag {
-    /// The images for another platform, such as linux/arm64.
+    /// Platform of the images, such as linux/arm64.
     ///
     /// OS[/ARCHITECTURE[/VARIANT]]; a single image for another platform is NAME#OS/ARCHITECTURE. In larder's own store only.
     /// [default: the platform of this machine].

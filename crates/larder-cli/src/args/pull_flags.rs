@@ -41,7 +41,7 @@ pub(crate) struct EnsureArgs {
     #[command(flatten)]
     pub(crate) platform: PlatformFlag,
 
-    /// A manifest, a directory of manifests (*.yaml, *.yml, *.json), or - for standard input; may be repeated.
+    /// A manifest, a directory of *.yaml, *.yml and *.json, or - for standard input; may be repeated.
     #[arg(short, long, value_name = "FILE")]
     pub(crate) filename: Vec<PathBuf>,
 

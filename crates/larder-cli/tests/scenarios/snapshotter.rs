@@ -249,6 +249,30 @@ fn an_archive_that_is_loaded_is_an_image_of_containerd() {
 }
 
 #[test]
+fn an_image_for_another_platform_is_no_image_of_containerd_and_of_no_pod() {
+    let Some(mut fixture) = SnapshotterFixture::new("k8s.io") else { return };
+    let other = pause_image().architecture("s390x").push(&fixture.world.registry, IMAGE).unwrap();
+    let (name, socket) = (fixture.image(), fixture.world.path("larder.sock"));
+    let pulled = fixture.world.larder(&["--daemon", &socket, "pull", "--platform", "linux/s390x", &name]);
+    assert_eq!(pulled.code, 0, "{}", pulled.stderr);
+    assert!(fixture.daemon().status(&name).is_none());
+    let found = fixture.daemon().status(&other.image_id).expect("kubelet can remove it");
+    assert_eq!(found.repo_tags.len() + found.repo_digests.len(), 0, "{found:?}");
+    assert!(fixture.daemon().pull(&format!("{name}#linux/s390x")).is_err(), "no name of CRI");
+    assert_eq!(fixture.ctr(&["images", "ls", "-q"]).trim(), "");
+
+    // A pod's pull of the same image, which its name alone means, brings it there.
+    fixture.daemon().pull(&name).unwrap();
+    assert!(fixture.ctr(&["images", "ls", "-q"]).contains(&name));
+    let removed = fixture.world.larder(&["--daemon", &socket, "rm", &name]);
+    assert_eq!(removed.code, 0, "{}", removed.stderr);
+    assert_eq!(fixture.ctr(&["images", "ls", "-q"]).trim(), "");
+    assert!(fixture.daemon().status(&other.image_id).is_some(), "it has its other name");
+    let ended = fixture.daemon.take().expect("larder runs").stop();
+    assert_eq!(ended.code, 0, "{}", ended.stderr);
+}
+
+#[test]
 fn a_pull_by_containerd_fetches_no_layer_that_the_store_has() {
     let Some(mut fixture) = SnapshotterFixture::new("k8s.io") else { return };
     fixture.kill_larder();

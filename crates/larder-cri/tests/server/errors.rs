@@ -100,7 +100,9 @@ async fn a_pull_by_an_invalid_name_has_the_code_and_text_of_containerd() {
     let server = CriTestServer::start(fake.clone());
     let wire = server.wire().await;
     let digits = "a".repeat(64);
-    for bad in ["registry.example/App:v1", "a b", "-", "app@sha256:short", digits.as_str(), ""] {
+    let names =
+        ["registry.example/App:v1", "a b", "-", "app@sha256:short", "app#linux/s390x", digits.as_str(), ""];
+    for bad in names {
         let status = ask(&wire, "PullImage", bad).await.expect_err(bad);
         assert_eq!(status.code(), Code::Unknown, "{bad}: {status}");
         let start = format!("failed to parse image reference {}: ", larder::go_format::quote(bad));

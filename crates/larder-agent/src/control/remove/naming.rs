@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use larder::backend::Image;
-use larder::reference::Reference;
+use larder::reference::{Platform, Reference};
 
 /// Extent of a removal.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,8 +73,9 @@ fn is_one_name(names: &[&str]) -> bool {
     }
 }
 
-fn repository(name: &str) -> Option<String> {
-    Reference::parse(name).ok().map(|name| name.name().to_owned())
+/// The repository of a name, with its platform.
+fn repository(name: &str) -> Option<(String, Option<Platform>)> {
+    Reference::parse(name).ok().map(|name| (name.name().to_owned(), name.platform().cloned()))
 }
 
 #[cfg(test)]
@@ -99,6 +100,16 @@ mod tests {
 
     fn names(names: &[&str]) -> RemovalScope {
         RemovalScope::Names(names.iter().map(|name| (*name).to_owned()).collect())
+    }
+
+    #[test]
+    fn the_digest_of_another_platform_stays_with_its_tag() {
+        let digest = format!("a.example/a@sha256:{}", "f".repeat(64));
+        let other = format!("{digest}#linux/s390x");
+        let image = image(&["a.example/a:1", "a.example/a:1#linux/s390x", &digest, &other]);
+        for (tag, of_tag) in [("a.example/a:1", &digest), ("a.example/a:1#linux/s390x", &other)] {
+            assert_eq!(scope(&image, &selected(&[tag]), true, false), Some(names(&[tag, of_tag])));
+        }
     }
 
     #[test]
