@@ -8,7 +8,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use larder::backend::CallErrorKind;
 use larder::events::{Event, EventSink};
 use larder::pull::{EnsureError, EnsureReason, EnsureRequest, EnsuredImage, ImagePresence};
-use larder::reference::{ImageId, ImageName};
+use larder::reference::{ImageId, ImageName, Reference};
 use larder_agent::client::{Client, EnsureCalls};
 use larder_agent::image_name;
 use larder_agent::registry::UserCredentials;
@@ -335,12 +335,19 @@ pub(super) async fn point_at_similar(
     interrupt: &InterruptHandle,
     out: &Printer,
 ) {
-    let is_failed = |(_, result): &(_, &EnsureResult)| match result {
+    // A registry that was named is the one that was meant, whatever keeps it from answering.
+    let names_registry = |image: &ImageName| {
+        Reference::parse(image.as_str()).is_ok_and(|name| image.as_str().starts_with(name.registry()))
+    };
+    let is_failed = |(image, result): &(&ImageName, &EnsureResult)| match result {
         EnsureResult::Failed(error) => {
             let kind = error.failure.as_ref().map(|failure| failure.kind);
-            !error.access_denied
-                && error.reason != EnsureReason::InvalidImageName
-                && !matches!(kind, Some(CallErrorKind::InsufficientSpace { .. }))
+            let may_be_other = match kind {
+                Some(CallErrorKind::NotFound) | None => true,
+                Some(CallErrorKind::InsufficientSpace { .. }) => false,
+                Some(_) => !names_registry(image),
+            };
+            may_be_other && !error.access_denied && error.reason != EnsureReason::InvalidImageName
         }
         _ => false,
     };

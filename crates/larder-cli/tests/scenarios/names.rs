@@ -140,6 +140,8 @@ fn present_images_are_found_by_parts_of_their_names_and_pulls_never_are() {
     let run = world.larder(&[&["ensure", "web:1"][..], &policy].concat()).expect(1);
     assert!(run.stderr.contains(&web) && run.stderr.contains("web:1 is taken as a whole name"), "{run:?}");
     assert!(run.stderr.contains("ErrImageNeverPull") || run.stdout.contains("ErrImageNeverPull"), "{run:?}");
+    let run = world.larder(&["pull", "127.0.0.1:1/shop/web:1"]).expect(1);
+    assert!(!run.stderr.contains("similar"), "the registry was named: {run:?}");
 }
 
 /// The ID of the only image, without its algorithm.
