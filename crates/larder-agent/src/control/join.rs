@@ -36,7 +36,7 @@ pub(super) fn check(config: &Config, process: &ServingProcess, theirs: &[Setting
         ))
         .hint("rerun after the other command ends, or use the same settings"),
         ServingProcess::Daemon(_) => {
-            Error::failed(format!("settings without effect: the daemon has others: {differences}"))
+            Error::failed(format!("the daemon's settings apply, not those of this command: {differences}"))
                 .hint("change them in the daemon's configuration")
         }
     })

@@ -277,7 +277,7 @@ fn verbose_names_the_choice_of_daemon_or_direct_access() {
         [("--state", "state", &["gc", "--dry-run"][..]), ("--certs-d", "registry.certsDirs", &["pull", &web])]
     {
         let warned = machine.larder(&[&[flag, &other], command].concat()).expect(0);
-        said(&warned, &format!("warning: settings without effect: the daemon has others: {key} is "));
+        said(&warned, &format!("warning: the daemon's settings apply, not those of this command: {key} is "));
         said(&warned, &format!("({flag})"));
     }
     machine.stop().expect(0);
