@@ -109,6 +109,7 @@ fn each_image_has_its_result_and_the_layers_that_are_present() {
     let table = world.larder(&["ensure", "--dry-run", &one, &two]).expect(0).stdout;
     assert!(table.ends_with("\n1 present, 1 to pull (4.1kB), 0 refused, 0 failed\n"), "{table}");
     assert!(table.contains("anonymous"), "{table}");
+    assert!(table.contains("COMPRESSED"), "not the size that images prints: {table}");
 }
 
 #[test]

@@ -298,7 +298,7 @@ impl PlannedCounts {
 impl DryRunRecord {
     fn print(&self, out: &Printer) {
         let mut table =
-            TextTable::new(["IMAGE", "OBJECT", "RESULT", "SIZE", "PRESENT", "DOWNLOAD", "CREDENTIALS"]);
+            TextTable::new(["IMAGE", "OBJECT", "RESULT", "COMPRESSED", "PRESENT", "DOWNLOAD", "CREDENTIALS"]);
         for row in &self.images {
             let bytes = |of: fn(&RemoteSizes) -> u64| {
                 row.remote.as_ref().map(of).map(size::bytes).unwrap_or_default()
