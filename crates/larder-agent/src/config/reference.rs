@@ -140,7 +140,7 @@ prefetch:
 | `schedule` | ensure the image each day at this local time, `\"HH:MM\"`; excludes `interval`. With neither: at start, and when the list changes |
 | `jitter` | add a random delay up to this; default 0 |
 | `keep` | retain the image while it is on the list; default true |
-| `lease` | instead of `keep`, retain the image for this long after each ensure |
+| `lease` | instead of `keep`, retain the image for this long after each ensure, whether a container uses it or not |
 ";
 
 #[cfg(test)]

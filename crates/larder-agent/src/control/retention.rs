@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use larder::backend::Backend;
 use larder::gc::{Collector, GcPolicy};
 use larder::hint::Hint;
-use larder::retention::{KeepRule, LeasePurpose, Selector};
+use larder::retention::{KeepRule, Lease, LeasePurpose, Selector};
 use larder_api::convert;
 use larder_api::v1::keep_rule::Select;
 use larder_api::v1::{self as api, KeepRequest, LeaseOwner, LeaseResponse};
@@ -112,8 +112,14 @@ pub(super) async fn lease(
         let image = find(&request.image, &**storage.backend()).await?.image;
         if check.lease(&image.id, LeasePurpose::Request, time).await {
             collection.save_leases().await?;
-            let ends = SystemTime::now().checked_add(time).map(convert::time);
-            return Ok(LeaseResponse { id: image.id.to_string(), ends, ended: None });
+            let id = image.id.clone();
+            let requested = Lease { purpose: LeasePurpose::Request, left: time };
+            let longest = collection.leases(&[image]).await?.remove(&id).unwrap_or(requested);
+            // Less time is left of the requested one than a moment before.
+            let lease = if longest.left > time { longest } else { requested };
+            let ends = SystemTime::now().checked_add(lease.left).map(convert::time);
+            let owner = owner(lease.purpose).into();
+            return Ok(LeaseResponse { id: id.to_string(), ends, ended: None, owner });
         }
     }
 }
@@ -124,7 +130,7 @@ async fn end_lease(storage: &Storage, collection: &Collection, image: &str) -> R
     let id = image.id.clone();
     let ended = collection.leases(&[image]).await?.contains_key(&id);
     collection.end_leases(std::slice::from_ref(&id), &LeasePurpose::ALL).await?;
-    Ok(LeaseResponse { id: id.to_string(), ends: None, ended: Some(ended) })
+    Ok(LeaseResponse { id: id.to_string(), ended: Some(ended), ..LeaseResponse::default() })
 }
 
 /// The leases, those that expire first before the others.
@@ -136,14 +142,10 @@ pub(super) async fn leases(storage: &Storage, collection: &Collection) -> Result
         .into_iter()
         .filter_map(|image| {
             let lease = leases.get(&image.id)?;
-            let owner = match lease.purpose {
-                LeasePurpose::Request => LeaseOwner::Request,
-                LeasePurpose::Ensure => LeaseOwner::Ensure,
-            };
             Some(api::ImageLease {
                 id: image.id.to_string(),
                 names: image.repo_tags.into_iter().chain(image.repo_digests).collect(),
-                owner: owner.into(),
+                owner: owner(lease.purpose).into(),
                 seconds_left: lease.left.as_secs(),
                 ends: now.checked_add(lease.left).map(convert::time).unwrap_or_default(),
             })
@@ -151,6 +153,14 @@ pub(super) async fn leases(storage: &Storage, collection: &Collection) -> Result
         .collect();
     listed.sort_by_key(|lease| lease.seconds_left);
     Ok(api::LeasesResponse { leases: listed })
+}
+
+fn owner(purpose: LeasePurpose) -> LeaseOwner {
+    match purpose {
+        LeasePurpose::Request => LeaseOwner::Request,
+        LeasePurpose::Prefetch => LeaseOwner::Prefetch,
+        LeasePurpose::Ensure => LeaseOwner::Ensure,
+    }
 }
 
 /// Changes the rules in the file as asked, and returns them, and how many of the last ones are new.

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use larder::events::EventReason;
-use larder::retention::RemovalGate;
+use larder::retention::{LeasePurpose, RemovalGate};
 use larder_api::v1::collect_request::Goal;
 use larder_api::v1::control_client::ControlClient;
 use larder_api::v1::ensure_update::Update;
@@ -516,6 +516,41 @@ async fn a_lease_keeps_an_image_from_a_round() {
     assert_eq!(removed, ["sha256:b:1"]);
     for ended in [true, false] {
         assert_eq!(client.lease(lease("a:1", 0)).await.unwrap().into_inner().ended, Some(ended));
+    }
+}
+
+/// Leases the image `NAME` with the ID `sha256:NAME`, which is added, for ten minutes.
+async fn lease_new_image(served: &TestDaemon, name: &str, purpose: LeasePurpose) {
+    served.backend.add_image(name, image(format!("sha256:{name}"), 100));
+    let check = served.node.collection.gate().begin_presence_check();
+    assert!(check.lease(format!("sha256:{name}"), purpose, Duration::from_secs(600)).await);
+}
+
+#[tokio::test]
+async fn only_leases_of_pulls_end_for_a_prune() {
+    let served = TestDaemon::new();
+    lease_new_image(&served, "pulled:1", LeasePurpose::Ensure).await;
+    lease_new_image(&served, "prefetched:1", LeasePurpose::Prefetch).await;
+    lease_new_image(&served, "leased:1", LeasePurpose::Request).await;
+    let goal = Some(Goal::AllUnused(true));
+    let ended_leases = api::EndedLeases::Pulls.into();
+    let request = api::CollectRequest { goal, ended_leases, ..Default::default() };
+    let round = served.client().collect(request).await.unwrap().into_inner();
+    let removed: Vec<_> = round.removals.into_iter().map(|removal| removal.id).collect();
+    assert_eq!(removed, ["sha256:pulled:1"]);
+}
+
+#[tokio::test]
+async fn a_request_for_a_lease_is_answered_with_the_longest_one() {
+    let served = TestDaemon::new();
+    lease_new_image(&served, "a:1", LeasePurpose::Ensure).await;
+    for (seconds, owner) in [(60, api::LeaseOwner::Ensure), (3600, api::LeaseOwner::Request)] {
+        let request = api::LeaseRequest { image: "a:1".into(), seconds };
+        let leased = served.client().lease(request).await.unwrap().into_inner();
+        assert_eq!(leased.owner(), owner);
+        let ends: jiff::Timestamp = leased.ends.unwrap().parse().unwrap();
+        let left = ends.duration_since(jiff::Timestamp::now()).as_secs();
+        assert!((i64::try_from(seconds.max(600)).unwrap() - 60..3601).contains(&left), "{left}");
     }
 }
 

@@ -38,8 +38,8 @@ impl CriPins {
         }
     }
 
-    /// Why an image with this retention is pinned by the settings. A lease pins nothing unless `larder lease` took it:
-    /// CRI's `PullImage` takes one for each image, and would keep it from kubelet's own collection.
+    /// Why an image with this retention is pinned by the settings. A lease of an ensure pins nothing: CRI's `PullImage`
+    /// takes one for each image, and would keep it from kubelet's own collection.
     fn pin(settings: CriPinSettings, reason: &RetentionPurpose) -> Option<String> {
         match reason {
             RetentionPurpose::Kept(kept) if settings.kept => Some(kept.to_string()),
@@ -50,7 +50,7 @@ impl CriPins {
             RetentionPurpose::Mount { target, .. } if settings.mounted => {
                 Some(format!("mounted at {target}"))
             }
-            RetentionPurpose::Lease(lease) if settings.leased && lease.purpose == LeasePurpose::Request => {
+            RetentionPurpose::Lease(lease) if settings.leased && lease.purpose != LeasePurpose::Ensure => {
                 Some(format!("in use by {lease}"))
             }
             _ => None,

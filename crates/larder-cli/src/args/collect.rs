@@ -251,8 +251,8 @@ pub(crate) struct GcLogArgs {
 
 /// Remove dangling images: unused images that have no tag, such as those whose tag moved to another image.
 ///
-/// Asks first. Retains images that are in use, pinned, kept by a rule or leased by larder lease; not those that were pulled just
-/// now.
+/// Asks first. Retains images that are in use, pinned, kept by a rule, or leased by larder lease or the prefetch list; not
+/// those that were pulled just now.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder prune

@@ -33,7 +33,13 @@ async fn add_lease(
     let [name] = names[..] else { return Ok(outcome) };
     let client = session.open(&ImageAccess::write()).await?;
     let leased = lease(&client, name, time.as_secs()).await?;
-    session.out.line(format_args!("leased {name} until {}", leased.ends.unwrap_or_default()));
+    let (owner, ends) = (leased.owner(), leased.ends.unwrap_or_default());
+    session.out.line(format_args!("leased {name} until {ends}"));
+    if owner != LeaseOwner::Request {
+        session
+            .out
+            .info(format_args!("note: the lease of {} lasts longer than the requested one", name_of(owner)));
+    }
     Ok(outcome)
 }
 
@@ -67,14 +73,21 @@ async fn list(format: PrintFormat, session: &CommandSession) -> Result<CommandOu
     Ok(CommandOutcome::Done)
 }
 
+fn name_of(owner: LeaseOwner) -> &'static str {
+    match owner {
+        LeaseOwner::Request => "larder lease",
+        LeaseOwner::Prefetch => "the prefetch list",
+        LeaseOwner::Ensure => "ensure, pull or load",
+        LeaseOwner::Unspecified => "unknown",
+    }
+}
+
 fn table(leases: &[ImageLease], wide: bool) -> TextTable {
     let mut table = TextTable::new(["IMAGE", "OWNER", "EXPIRES IN", "EXPIRES"]);
     for lease in leases {
-        let is_requested = lease.owner() == LeaseOwner::Request;
-        let owner = if is_requested { "larder lease" } else { "ensure, pull or load" };
         let left = size::whole_seconds(Duration::from_secs(lease.seconds_left));
         let image = names::image_names(&lease.names, &lease.id, wide);
-        table.row([image, owner.to_owned(), left, lease.ends.clone()]);
+        table.row([image, name_of(lease.owner()).to_owned(), left, lease.ends.clone()]);
     }
     table
 }

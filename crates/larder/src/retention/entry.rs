@@ -106,13 +106,15 @@ pub struct Lease {
 pub enum LeasePurpose {
     /// A container that has not been seen yet: the image was made present, was found present, or got a name.
     Ensure,
+    /// The prefetch list requested it for a time after each pull.
+    Prefetch,
     /// A client requested it for a time.
     Request,
 }
 
 impl LeasePurpose {
     /// All purposes.
-    pub const ALL: [LeasePurpose; 2] = [LeasePurpose::Ensure, LeasePurpose::Request];
+    pub const ALL: [LeasePurpose; 3] = [LeasePurpose::Ensure, LeasePurpose::Prefetch, LeasePurpose::Request];
 }
 
 /// Why an image is retained, in the order of precedence.

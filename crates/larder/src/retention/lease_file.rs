@@ -16,7 +16,7 @@ use crate::hint::Hint;
 use crate::reference::ImageId;
 
 const VERSION: u32 = 1;
-/// The most leases that are saved: requested ones first, then those that expire last.
+/// The most leases that are saved: those of ensures last, and of each kind first the ones that expire last.
 const MAX_LEASES: usize = 10_000;
 /// Limit of the file in bytes; more than that many leases take.
 const MAX_BYTES: u64 = 8 << 20;
@@ -100,9 +100,8 @@ impl LeaseFile {
         mut leases: Vec<(ImageId, Lease)>,
         now: &ClockReading,
     ) -> Result<(), LeaseFileError> {
-        leases.sort_by_key(|(_, lease)| {
-            (lease.purpose != LeasePurpose::Request, std::cmp::Reverse(lease.left))
-        });
+        leases
+            .sort_by_key(|(_, lease)| (lease.purpose == LeasePurpose::Ensure, std::cmp::Reverse(lease.left)));
         leases.truncate(MAX_LEASES);
         let record = |(image, Lease { purpose, left }): (ImageId, Lease)| LeaseRecord {
             image,

@@ -107,7 +107,7 @@ impl LeaseTable {
         self.leases.iter().any(|((leased, _), ends)| leased == id && ends.at > now)
     }
 
-    /// Leases an image: for a request until this time, for an ensure at least until then.
+    /// Leases an image: for a request until this time, else at least until then.
     fn lease(&mut self, id: ImageId, purpose: LeasePurpose, now: Instant, ends: Instant) {
         let lease = self.leases.entry((id, purpose)).or_insert(LeaseEnd { from: now, at: ends, saved: None });
         lease.at = if purpose == LeasePurpose::Request { ends } else { ends.max(lease.at) };

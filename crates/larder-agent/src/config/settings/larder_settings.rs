@@ -76,8 +76,8 @@ settings! {
     /// whatever the value.
     "cri.pinMounted": BoolCodec => cri_pins.mounted, Live;
 
-    /// Report images with a lease of `larder lease` as pinned as well. The leases of pulls and ensures never pin an
-    /// image: `PullImage` takes one, too.
+    /// Report images with a lease of `larder lease` or `prefetch` as pinned as well. The leases of pulls and ensures
+    /// never pin an image: `PullImage` takes one, too.
     "cri.pinLeased": BoolCodec => cri_pins.leased, Live;
 
     /// Where the kubelet of this host asks for images: `larder` (its `imageServiceEndpoint` is larder's socket, so that

@@ -104,7 +104,7 @@ async fn one(entry: &PrefetchItem, context: &PrefetchContext, is_retry: bool) ->
             _ = context
                 .gate
                 .begin_presence_check()
-                .lease(&ensured.image_ref, LeasePurpose::Ensure, time)
+                .lease(&ensured.image_ref, LeasePurpose::Prefetch, time)
                 .await;
             if let Err(error) = context.gate.save_leases().await {
                 tracing::warn!("GC of a later process may remove prefetched images: {error}");
@@ -262,7 +262,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_lease_of_a_prefetched_image_outlives_the_process() {
         let dir = tempfile::tempdir().unwrap();
-        let file = || RemovalGate::with_file(dir.path().join("leases.json"), Duration::from_secs(600));
+        let file = || RemovalGate::with_file(dir.path().join("leases.json"), Duration::from_secs(60));
         let backend = FakeBackend::new();
         backend.offer("a:1", image("sha256:a", 1));
         let context = PrefetchContext {
@@ -279,8 +279,10 @@ mod tests {
             () = run_prefetch(list, context, None) => unreachable!("the node runs until dropped"),
             () = time::sleep(Duration::from_secs(5)) => {}
         }
-        let leased: Vec<_> = file().active_leases().into_iter().map(|(image, _)| image).collect();
-        assert_eq!(leased, ["sha256:a"]);
+        let leases = file().active_leases();
+        let [(image, lease)] = &leases[..] else { panic!("{leases:?}") };
+        assert_eq!((image.as_str(), lease.purpose), ("sha256:a", LeasePurpose::Prefetch));
+        assert!(lease.left > Duration::from_secs(200), "not cut to that of an ensure: {lease:?}");
     }
 
     #[tokio::test(start_paused = true)]
