@@ -25,6 +25,29 @@ fn without_a_backend_images_are_in_the_users_own_store_whatever_crictl_talks_to(
     assert_eq!(run(&["images", "-q"]).expect(0).stdout, "");
 }
 
+#[test]
+fn a_database_of_another_user_is_no_damage() {
+    let world = CliFixture::new();
+    let run = |arguments: &[&str]| {
+        let mut command = unprivileged(world.home.path());
+        command.args(["--root", "store"]).args(arguments);
+        CliOutput::of(command.stdin(Stdio::null()).output().unwrap())
+    };
+    run(&["pull", "127.0.0.1:1/no/such:1"]).expect(1);
+    for file in ["larder.db", "larder.db-wal"] {
+        let path = world.home.path().join("store").join(file);
+        fs_err::set_permissions(&path, Permissions::from_mode(0o000)).unwrap();
+        for (arguments, code) in [(&["images"][..], 3), (&["gc", "--dry-run"], 3), (&["fsck"], 1)] {
+            let failed = run(arguments).expect(code);
+            assert!(failed.stderr.contains("Permission denied"), "{file}: {failed:?}");
+            assert!(failed.stderr.contains("hint: run as the user who owns the store"), "{file}: {failed:?}");
+            assert!(!failed.stderr.contains("rebuild"), "{file}: {failed:?}");
+        }
+        fs_err::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+    }
+    run(&["images"]).expect(0);
+}
+
 /// Commands that bring no images; each is given what it needs to get as far as the store.
 const LOOKING: [&[&str]; 14] = [
     &["images"],

@@ -204,6 +204,13 @@ impl Db {
         if !path.exists() {
             return Err(DbError::damaged("missing"));
         }
+        // SQLite does not say why a file cannot be opened.
+        for file in [path, &log_of(path)] {
+            match fs_err::OpenOptions::new().read(true).write(true).open(file) {
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Err(error.into()),
+                _ => {}
+            }
+        }
         let db = Db {
             writer: Mutex::new(connection::connect(path, cache_bytes)?),
             readers: Mutex::default(),

@@ -126,8 +126,10 @@ impl StoreOpenError {
             StoreOpenError::Format { .. } => named_root(
                 "use the version of larder that wrote it; to pull its images again, remove the directory, or pass ",
             ),
-            // A full disk is no damage.
-            StoreOpenError::Database { cause, .. } if cause.is_no_space() => return cause.hint(),
+            // A full disk is no damage, nor are permissions.
+            StoreOpenError::Database { cause: DbError::Io(cause), .. } => {
+                hint_of_io(cause).unwrap_or_else(rebuild)
+            }
             StoreOpenError::Database { .. } => rebuild(),
             StoreOpenError::Io { cause, .. } => hint_of_io(cause).unwrap_or_else(|| {
                 named_root("run as the owner of the directory, or use another directory with ")
