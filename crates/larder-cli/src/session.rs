@@ -245,7 +245,11 @@ impl CommandSession {
         if let Some(server) = &*self.server.lock().await {
             return Ok(server.client());
         }
-        match self.locate_server(access).await? {
+        let server = self.locate_server(access).await.map_err(|error| match error {
+            NodeOpenError::InUse(busy) => OpenFailure::Busy(busy),
+            error => OpenFailure::Failed(error),
+        })?;
+        match server {
             ImageServer::Daemon(socket) => {
                 tracing::info!("using the daemon at {}", socket.display());
                 let client = self.client(ControlServerAddress::Daemon(socket));
@@ -298,6 +302,12 @@ impl CommandSession {
             return Ok(ImageServer::Daemon(socket));
         }
         if access.daemon == DaemonUse::Required {
+            let target =
+                settings.as_ref().ok().filter(|_| command.is_none()).map(|settings| &settings.target);
+            if let Some(process) = target.and_then(failures::unready_daemon) {
+                let busy = format!("the daemon (process {process}) starts or stops");
+                return Err(NodeOpenError::InUse(Failure::unreachable(busy)));
+            }
             return Err(self.no_daemon(command, settings.err()).await.into());
         }
         let settings = settings?;

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use larder::hint::Hint;
 use larder_agent::NodeOpenError;
-use larder_agent::backend::docker;
 use larder_agent::backend::target::{CRI, DOCKER, PODMAN, STORE};
+use larder_agent::backend::{BackendTarget, docker};
 use larder_agent::client::ControlServerAddress;
 use larder_agent::environment::variable;
 use larder_api::v1::StatusRequest;
@@ -27,6 +27,14 @@ impl DaemonProcess {
         let unit = unit_of(&Path::new("/proc").join(pid.to_string()));
         Some(unit.map_or_else(|| format!("kill {pid}"), |unit| format!("systemctl {unit}")))
     }
+}
+
+/// The process of a daemon that has the store open and does not serve it: it starts, or it stops.
+pub(super) fn unready_daemon(target: &BackendTarget) -> Option<u32> {
+    let BackendTarget::Store(root) = target else { return None };
+    let process: u32 = fs_err::read_to_string(root.join("lock")).ok()?.trim().parse().ok()?;
+    let arguments = fs_err::read(format!("/proc/{process}/cmdline")).ok()?;
+    arguments.split(|byte| *byte == 0).skip(1).any(|word| word == b"serve").then_some(process)
 }
 
 /// Returns `stop UNIT`, or `--user stop UNIT`, for a process that systemd has started as a service.

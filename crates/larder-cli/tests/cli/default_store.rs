@@ -3,7 +3,7 @@
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixListener;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use crate::world::{CliFixture, CliOutput, larder, unprivileged};
 
@@ -46,6 +46,27 @@ fn a_database_of_another_user_is_no_damage() {
         fs_err::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
     }
     run(&["images"]).expect(0);
+}
+
+#[test]
+fn a_daemon_that_does_not_serve_yet_is_waited_for() {
+    let world = CliFixture::offering(&[]);
+    let run = |arguments: &[&str]| {
+        let mut command = larder(world.home.path());
+        CliOutput::of(command.args(["--root", "store"]).args(arguments).output().unwrap())
+    };
+    run(&["pull", "127.0.0.1:1/no/such:1"]).expect(1);
+    // A process with the arguments of a daemon.
+    let mut daemon = Command::new("sh");
+    let mut daemon =
+        daemon.args(["-c", "read line", "larder", "serve"]).stdin(Stdio::piped()).spawn().unwrap();
+    fs_err::write(world.home.path().join("store/lock"), format!("{}\n", daemon.id())).unwrap();
+    let waited = run(&["--timeout", "300ms", "status"]).expect(3);
+    let expected = format!("error: the daemon (process {}) starts or stops\n", daemon.id());
+    assert!(waited.stderr.contains(&expected) && waited.stderr.contains("waited 300ms"), "{waited:?}");
+    daemon.kill().unwrap();
+    daemon.wait().unwrap();
+    assert!(run(&["status"]).expect(3).stderr.contains("no daemon is running"));
 }
 
 /// Commands that bring no images; each is given what it needs to get as far as the store.
