@@ -1,9 +1,9 @@
 //! Pulls an image from a registry with a private CA and a login, with a progress bar.
 //!
-//! `cargo run -p larder-agent --example private_registry -- DIR IMAGE CERTS_D REGISTRY USER PASSWORD`
+//! `cargo run -p larder-agent --example private_registry -- DIR IMAGE CERTS_D REGISTRY USER < PASSWORD_FILE`
 
 use std::error::Error;
-use std::io::{Write as _, stderr, stdout};
+use std::io::{Write as _, read_to_string, stderr, stdin, stdout};
 
 use larder::pod::Pod;
 use larder::pull::{EnsureRequest, PullPolicy};
@@ -12,13 +12,15 @@ use larder_agent::{LocalNode, LocalNodeOptions};
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [root, image, certs, registry, user, password] = &arguments[..] else {
-        return Err("six arguments".into());
+    let [root, image, certs, registry, user] = &arguments[..] else {
+        return Err("five arguments".into());
     };
+    // Not an argument: every user of the machine can read those.
+    let password = read_to_string(stdin())?.trim_end().to_owned();
     // CERTS_D/REGISTRY/hosts.toml names the CA: server = "https://REGISTRY" and ca = "/path/to/ca.crt".
     let options = LocalNodeOptions {
         certs_dirs: vec![certs.into()],
-        logins: [(registry.clone(), (user.clone(), password.clone()))].into(),
+        logins: [(registry.clone(), (user.clone(), password))].into(),
         ..LocalNodeOptions::default()
     };
     let node = LocalNode::open_with(root, options).await?;

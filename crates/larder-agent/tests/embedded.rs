@@ -149,7 +149,10 @@ fn the_example_pulls_with_a_private_ca_and_a_progress_bar() {
     let example = deps.parent().and_then(|deps| deps.parent()).unwrap().join("examples/private_registry");
     let mut command = Command::new(example);
     command.arg(private.path("store")).arg(&web).arg(private.path("certs.d"));
-    let run = command.args([&*private.registry.address(), USER, PASSWORD]).output().unwrap();
+    let password = private.dir.path().join("password");
+    fs_err::write(&password, format!("{PASSWORD}\n")).unwrap();
+    command.stdin(fs_err::File::open(password).unwrap().into_file());
+    let run = command.args([&*private.registry.address(), USER]).output().unwrap();
     assert!(run.status.success(), "{run:?}");
     let text = String::from_utf8(run.stdout).unwrap();
     assert!(text.starts_with(&format!("{web} is sha256:")), "{text}");
