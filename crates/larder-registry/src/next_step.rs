@@ -55,9 +55,10 @@ pub(crate) fn next_step(error: &FetchError) -> Option<Hint> {
             format!("the nearest tags of {repository} are {}", context.nearest_tags.join(", ")).into()
         }
         FetchErrorKind::NotFound(_) => {
-            let insecure = if context.is_unverified { ["--tls-verify", "=false "].concat() } else { String::new() };
+            let list_tags =
+                if context.is_unverified { "skopeo list-tags --tls-verify=false" } else { "skopeo list-tags" };
             format!(
-                "check the name and the tag, and that it was pushed: skopeo list-tags {insecure}docker://{repository} \
+                "check the name and the tag, and that it was pushed: {list_tags} docker://{repository} \
                  lists its tags"
             )
             .into()
