@@ -10,6 +10,9 @@ use super::hosts::HostsConfig;
 use super::tls::{CertificateProblem, TlsProblem};
 use crate::manifest::ManifestError;
 
+/// Keys of certificates that are supported.
+const KEYS: &str = "RSA 2048 or more, P-256, P-384 or Ed25519";
+
 /// Input of an error's text and next step beside the cause.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct FetchContext {
@@ -129,7 +132,7 @@ fn of_tls(problem: &TlsProblem, error: &FetchError) -> String {
             hosts_toml.with("client = [[\"client.cert\", \"client.key\"]]")
         ),
         TlsProblem::Incompatible(_) => {
-            "the registry must support TLS 1.2 or 1.3, with a key of RSA 2048 or more, P-256, P-384 or Ed25519".into()
+            format!("the registry must support TLS 1.2 or 1.3, with a key of {KEYS}")
         }
         TlsProblem::Other(_) => format!("check the port, and the TLS settings in {}", hosts_toml.file),
     }
@@ -158,6 +161,10 @@ fn of_certificate(problem: &CertificateProblem, host: &str, hosts_toml: &HostsTo
         CertificateProblem::UnknownIssuer(_) | CertificateProblem::OtherKey(_) => {
             hosts_toml.with("ca = \"ca.crt\"") + ", with the certificate of this CA as ca.crt beside it"
         }
+        CertificateProblem::UnsupportedSignature(_) | CertificateProblem::WeakKey => format!(
+            "issue it again with a key of {KEYS}, by a CA with such a key and without SHA-1; to accept any until then, {}",
+            hosts_toml.with("skip_verify = true")
+        ),
         _ => format!("issue the certificate again; to accept any until then, {}", hosts_toml.with("skip_verify = true")),
     }
 }
@@ -352,6 +359,7 @@ mod tests {
                 "renew the certificate of registry.example:5000",
             ),
             (CertificateProblem::NotYetValid("x".into()).into(), false, "clock"),
+            (CertificateProblem::WeakKey.into(), false, "issue it again with a key of RSA 2048 or more"),
             (CertificateProblem::WrongUsage.into(), false, "skip_verify = true, to /etc/c/r/hosts.toml"),
             (
                 TlsProblem::PlainHttp,

@@ -92,6 +92,9 @@ pub enum CertificateProblem {
     /// The chain has a signature of an unsupported kind.
     #[error("the server's certificate is signed with an algorithm or a key that is not supported: {0}")]
     UnsupportedSignature(String),
+    /// The server's signature does not match the key of its certificate; none matches an RSA key below 2048 bits.
+    #[error("the server's certificate has an RSA key below 2048 bits, or the server has another key")]
+    WeakKey,
     /// It cannot be used for another reason.
     #[error("the server's certificate cannot be used: {0}")]
     Invalid(String),
@@ -115,6 +118,9 @@ impl TlsProblem {
                     Some(problem) => TlsProblem::Certificate(problem.clone()),
                     None => TlsProblem::Other(escape_cell(&other.to_string())),
                 }
+            }
+            rustls::Error::InvalidCertificate(CertificateError::BadSignature) => {
+                TlsProblem::Certificate(CertificateProblem::WeakKey)
             }
             rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType) => TlsProblem::PlainHttp,
             rustls::Error::AlertReceived(AlertDescription::CertificateRequired) => {
@@ -182,6 +188,7 @@ mod tests {
         use AlertDescription as Alert;
         for error in [
             rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType),
+            rustls::Error::InvalidCertificate(CertificateError::BadSignature),
             rustls::Error::AlertReceived(Alert::CertificateRequired),
             rustls::Error::AlertReceived(Alert::UnknownCA),
             rustls::Error::AlertReceived(Alert::HandshakeFailure),
