@@ -62,6 +62,12 @@ fn a_store_that_cannot_be_written_is_refused_with_what_to_do() {
             &["Read-only file system", "hint: the filesystem is read-only"],
         );
     }
+    let mut images = larder_in(home);
+    images.arg("--root").arg(&root).arg("images");
+    says(
+        &LarderProcess::start(images).finish().expect(3),
+        &["Read-only file system", "mount it for writing, or use another directory with --root DIR"],
+    );
     remount("remount,rw");
     serving(home, &root).stop().expect(0);
 }
