@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use larder_testkit_peers::tls::CertificateRequest;
-use larder_testkit_peers::{Availability, Package, require};
+use larder_testkit_peers::{Package, require};
 use tempfile::TempDir;
 
 use super::*;
@@ -19,6 +19,12 @@ const SELF_SIGNED: &[&str] =
 struct Forge(TempDir);
 
 impl Forge {
+    /// `None` where openssl is missing.
+    fn open() -> Option<Forge> {
+        let is_available = require(&[Package::Openssl]).is_available();
+        is_available.then(|| Forge(tempfile::tempdir().unwrap()))
+    }
+
     fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
@@ -291,10 +297,7 @@ fn cases(forge: &Forge) -> Vec<Case> {
 /// differs is one of a key that ring does not have.
 #[test]
 fn certificates_are_accepted_as_go_accepts_them() {
-    if let Availability::Skip(_) = require(&[Package::Openssl]) {
-        return;
-    }
-    let forge = Forge(tempfile::tempdir().unwrap());
+    let Some(forge) = Forge::open() else { return };
     let mut wrong = Vec::new();
     for case in cases(&forge) {
         let trusted = certificates(case.trusted.as_bytes()).unwrap_or_default();
@@ -316,10 +319,7 @@ fn certificates_are_accepted_as_go_accepts_them() {
 /// Go's `CertPool.AppendCertsFromPEM` accepts the same files: it reads what it can, and fails if that is nothing.
 #[test]
 fn a_file_of_certificates_is_read_as_go_reads_it() {
-    if let Availability::Skip(_) = require(&[Package::Openssl]) {
-        return;
-    }
-    let forge = Forge(tempfile::tempdir().unwrap());
+    let Some(forge) = Forge::open() else { return };
     let ca = forge.make("ca", "", with(CA));
     let key = forge.key("ca");
     let der = CertificateDer::from_pem_slice(ca.as_bytes()).unwrap();

@@ -11,6 +11,7 @@ use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
+use tempfile::TempDir;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
@@ -27,6 +28,36 @@ fn client_certificate(dir: &Path) -> (PathBuf, PathBuf) {
     }
     .make(dir, "client")
     .unwrap()
+}
+
+/// A registry with an image, and what stands before it.
+struct TlsFixture {
+    dir: TempDir,
+    registry: FaultRegistry,
+    /// A certificate for a client, and its key.
+    client: (PathBuf, PathBuf),
+    /// Where it speaks TLS, to clients with such a certificate.
+    secure: String,
+}
+
+impl TlsFixture {
+    /// `None` where openssl is missing.
+    async fn start() -> Option<TlsFixture> {
+        if let Availability::Skip(_) = require(&[Package::Openssl]) {
+            return None;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        certificates(dir.path()).unwrap();
+        let client = client_certificate(dir.path());
+        let registry = FaultRegistry::start();
+        registry.put_image("shop/web", "1", LAYER, &[content(10)], &[]);
+        let secure = front(dir.path(), registry.address()).await;
+        Some(TlsFixture { dir, registry, client, secure })
+    }
+
+    fn ca(&self) -> PathBuf {
+        self.dir.path().join("trust/ca.crt")
+    }
 }
 
 /// Speaks TLS before a registry, to clients with a certificate of the CA in `dir`; its address.
@@ -64,20 +95,11 @@ async fn front(dir: &Path, behind: String) -> String {
 
 #[tokio::test]
 async fn a_client_certificate_is_shown_in_each_of_the_ways_to_name_it() {
-    if let Availability::Skip(_) = require(&[Package::Openssl]) {
-        return;
-    }
-    let dir = tempfile::tempdir().unwrap();
-    certificates(dir.path()).unwrap();
-    let (certificate, key) = client_certificate(dir.path());
-    let both = dir.path().join("both.pem");
-    let text = fs_err::read_to_string(&certificate).unwrap() + &fs_err::read_to_string(&key).unwrap();
+    let Some(fixture) = TlsFixture::start().await else { return };
+    let ((certificate, key), ca, address) = (&fixture.client, fixture.ca(), &fixture.secure);
+    let both = fixture.dir.path().join("both.pem");
+    let text = fs_err::read_to_string(certificate).unwrap() + &fs_err::read_to_string(key).unwrap();
     fs_err::write(&both, text).unwrap();
-    let ca = dir.path().join("trust/ca.crt");
-
-    let registry = FaultRegistry::start();
-    registry.put_image("shop/web", "1", LAYER, &[content(10)], &[]);
-    let address = front(dir.path(), registry.address()).await;
     let name = format!("{address}/shop/web:1");
     for (client, good) in [
         (format!("client = [[{certificate:?}, {key:?}]]"), true),
@@ -86,7 +108,7 @@ async fn a_client_certificate_is_shown_in_each_of_the_ways_to_name_it() {
         (String::new(), false),
     ] {
         let toml = format!("server = \"https://{address}\"\nca = {ca:?}\n{client}");
-        let (_root, config) = with_hosts(&address, &toml);
+        let (_root, config) = with_hosts(address, &toml);
         let outcome = session(config, &name).resolve().await;
         assert_eq!(outcome.is_ok(), good, "{client}: {outcome:?}");
         if let Err(error) = outcome {
@@ -95,10 +117,10 @@ async fn a_client_certificate_is_shown_in_each_of_the_ways_to_name_it() {
         }
     }
     // Docker's way.
-    let (root, config) = with_hosts(&address, "");
-    let theirs = root.path().join(&address);
+    let (root, config) = with_hosts(address, "");
+    let theirs = root.path().join(address);
     fs_err::remove_file(theirs.join("hosts.toml")).unwrap();
-    for (from, to) in [(&ca, "ca.crt"), (&certificate, "client.cert"), (&key, "client.key")] {
+    for (from, to) in [(&ca, "ca.crt"), (certificate, "client.cert"), (key, "client.key")] {
         fs_err::copy(from, theirs.join(to)).unwrap();
     }
     session(config, &name).resolve().await.unwrap();
@@ -106,18 +128,12 @@ async fn a_client_certificate_is_shown_in_each_of_the_ways_to_name_it() {
 
 #[tokio::test]
 async fn a_redirect_from_tls_to_plain_http_on_another_host_is_refused() {
-    if let Availability::Skip(_) = require(&[Package::Openssl]) {
-        return;
-    }
-    let dir = tempfile::tempdir().unwrap();
-    certificates(dir.path()).unwrap();
-    let (certificate, key) = client_certificate(dir.path());
-    let ca = dir.path().join("trust/ca.crt");
-    let registry = FaultRegistry::start();
-    registry.fault(FaultTrigger::path("/"), ResponseFault::Redirect("http://storage.invalid/x".into()));
-    let address = front(dir.path(), registry.address()).await;
+    let Some(fixture) = TlsFixture::start().await else { return };
+    let ((certificate, key), ca, address) = (&fixture.client, fixture.ca(), &fixture.secure);
+    let elsewhere = ResponseFault::Redirect("http://storage.invalid/x".into());
+    fixture.registry.fault(FaultTrigger::path("/"), elsewhere);
     let toml = format!("server = \"https://{address}\"\nca = {ca:?}\nclient = [[{certificate:?}, {key:?}]]");
-    let (_root, config) = with_hosts(&address, &toml);
+    let (_root, config) = with_hosts(address, &toml);
     let error = session(config, &format!("{address}/shop/web:1")).resolve().await.unwrap_err();
     assert!(error.to_string().contains("from TLS to plain HTTP at storage.invalid"), "{error}");
 }
@@ -130,16 +146,9 @@ async fn failure(config: RegistryConfig, name: &str) -> String {
 
 #[tokio::test]
 async fn without_verification_any_certificate_and_plain_http_are_accepted_for_one_call() {
-    if let Availability::Skip(_) = require(&[Package::Openssl]) {
-        return;
-    }
-    let dir = tempfile::tempdir().unwrap();
-    certificates(dir.path()).unwrap();
-    let (certificate, key) = client_certificate(dir.path());
-    let registry = FaultRegistry::start();
-    registry.put_image("shop/web", "1", LAYER, &[content(10)], &[]);
-    let secure = front(dir.path(), registry.address()).await;
-    for server in [secure, registry.address()] {
+    let Some(fixture) = TlsFixture::start().await else { return };
+    let (certificate, key) = &fixture.client;
+    for server in [fixture.secure, fixture.registry.address()] {
         let toml = format!("server = \"https://{server}\"\nclient = [[{certificate:?}, {key:?}]]");
         let (_root, config) = with_hosts(&server, &toml);
         let name = reference(&format!("{server}/shop/web:1"));
@@ -166,13 +175,7 @@ async fn answers_bad_request() -> String {
 
 #[tokio::test]
 async fn a_scheme_that_the_server_does_not_speak_is_named() {
-    if let Availability::Skip(_) = require(&[Package::Openssl]) {
-        return;
-    }
-    let dir = tempfile::tempdir().unwrap();
-    certificates(dir.path()).unwrap();
-    let registry = FaultRegistry::start();
-    registry.put_image("shop/web", "1", LAYER, &[content(10)], &[]);
+    let Some(TlsFixture { registry, secure, dir: _dir, .. }) = TlsFixture::start().await else { return };
     for (plain, expected) in [
         (answers_bad_request().await, "TLS: the server speaks plain HTTP on this port, not TLS"),
         (registry.address(), "the server closed the connection during the TLS handshake"),
@@ -183,7 +186,6 @@ async fn a_scheme_that_the_server_does_not_speak_is_named() {
         assert!(text.contains(&format!("write server = \"http://{plain}\" to ")), "{text}");
     }
 
-    let secure = front(dir.path(), registry.address()).await;
     let (_root, config) = with_hosts(&secure, &format!("server = \"http://{secure}\""));
     let config = RegistryConfig { tries: 1, ..config };
     let text = failure(config.clone(), &format!("{secure}/shop/web:1")).await;
@@ -195,17 +197,10 @@ async fn a_scheme_that_the_server_does_not_speak_is_named() {
 
 #[tokio::test]
 async fn on_loopback_tls_is_tried_before_plain_http() {
-    if let Availability::Skip(_) = require(&[Package::Openssl]) {
-        return;
-    }
-    let dir = tempfile::tempdir().unwrap();
-    certificates(dir.path()).unwrap();
-    let (certificate, key) = client_certificate(dir.path());
-    let registry = FaultRegistry::start();
-    registry.put_image("shop/web", "1", LAYER, &[content(10)], &[]);
+    let Some(fixture) = TlsFixture::start().await else { return };
+    let (TlsFixture { registry, secure, .. }, (certificate, key)) = (&fixture, &fixture.client);
     // The certificate is not trusted: on loopback, any is accepted.
-    let secure = front(dir.path(), registry.address()).await;
-    let (_root, config) = with_hosts(&secure, &format!("client = [[{certificate:?}, {key:?}]]"));
+    let (_root, config) = with_hosts(secure, &format!("client = [[{certificate:?}, {key:?}]]"));
     session(config, &format!("{secure}/shop/web:1")).resolve().await.unwrap();
     // Without TLS, the first request finds that out.
     let plain = format!("{}/shop/web:1", registry.address());
