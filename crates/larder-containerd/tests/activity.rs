@@ -2,25 +2,21 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
+mod common;
+
 use std::time::{Duration, SystemTime};
 
 use larder::backend::{Backend as _, ImageSpec, ProgressReporter};
 use larder::gc::{ActivityFeed as _, ActivityKind, UnixMillis};
 use larder_containerd::ContainerdActivity;
 use larder_cri::{CriBackend, CriConfig, Endpoint};
-use larder_testkit_peers::{Containerd, ImageBuilder, Package, RegistryOptions, RegistryProcess, require};
+use larder_testkit_peers::ImageBuilder;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
 #[tokio::test]
 async fn a_container_that_was_created_and_removed_is_a_use_of_its_image() {
-    let needed = [Package::Containerd, Package::Runc, Package::DockerRegistry, Package::Skopeo];
-    if !require(&needed).is_available() {
-        return;
-    }
-    let (containerd, registry) =
-        (Containerd::start().unwrap(), RegistryProcess::start(RegistryOptions::default()).unwrap());
-    containerd.add_registry(&registry).unwrap();
+    let Some((containerd, registry)) = common::containerd_and_registry() else { return };
     let backend = CriBackend::new(Endpoint::at(containerd.socket()), CriConfig::default());
     let mut names = Vec::new();
     for repository in ["shop/web", "shop/other"] {

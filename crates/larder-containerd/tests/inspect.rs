@@ -2,18 +2,15 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
+mod common;
+
 use larder_containerd::ContainerdInspector;
 use larder_cri::{CriBackend, CriConfig, Endpoint};
-use larder_testkit_peers::{Containerd, ImageBuilder, Package, RegistryOptions, RegistryProcess, require};
+use larder_testkit_peers::ImageBuilder;
 
 #[tokio::test]
 async fn containers_and_images_of_all_namespaces_are_found() {
-    let needed = [Package::Containerd, Package::Runc, Package::DockerRegistry, Package::Skopeo];
-    if !require(&needed).is_available() {
-        return;
-    }
-    let (containerd, registry) =
-        (Containerd::start().unwrap(), RegistryProcess::start(RegistryOptions::default()).unwrap());
+    let Some((containerd, registry)) = common::containerd_and_registry() else { return };
     ImageBuilder::small(1, 50_000).push(&registry, "shop/web:1").unwrap();
     let name = registry.image("shop/web:1");
     let ctr = |arguments: &[&str]| containerd.ctr("other", arguments).unwrap();

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
+mod common;
+
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -18,7 +20,7 @@ use larder::gc::{LayerSource as _, LayerUsageIndex};
 use larder::retention::RetentionSource as _;
 use larder_containerd::{ContainerdLayers, ContainerdUses};
 use larder_cri::{CriBackend, CriConfig, Endpoint};
-use larder_testkit_peers::{Containerd, ImageBuilder, Package, RegistryOptions, RegistryProcess, require};
+use larder_testkit_peers::ImageBuilder;
 use tokio::net::{UnixListener, UnixStream};
 use tonic::Code;
 
@@ -67,13 +69,7 @@ fn is_estimated(layers: &LayerUsageIndex) -> bool {
 
 #[tokio::test]
 async fn refused_calls_make_sizes_estimates_and_uses_unknown() {
-    let needed = [Package::Containerd, Package::Runc, Package::DockerRegistry, Package::Skopeo];
-    if !require(&needed).is_available() {
-        return;
-    }
-    let (containerd, registry) =
-        (Containerd::start().unwrap(), RegistryProcess::start(RegistryOptions::default()).unwrap());
-    containerd.add_registry(&registry).unwrap();
+    let Some((containerd, registry)) = common::containerd_and_registry() else { return };
     ImageBuilder::small(1, 50_000).push(&registry, "shop/web:1").unwrap();
     let dir = tempfile::tempdir().unwrap();
     let (socket, refusal) = proxy(dir.path(), containerd.socket());
@@ -108,13 +104,7 @@ async fn refused_calls_make_sizes_estimates_and_uses_unknown() {
 
 #[tokio::test]
 async fn a_container_uses_the_image_below_its_snapshot_whatever_its_name_means_now() {
-    let needed = [Package::Containerd, Package::Runc, Package::DockerRegistry, Package::Skopeo];
-    if !require(&needed).is_available() {
-        return;
-    }
-    let (containerd, registry) =
-        (Containerd::start().unwrap(), RegistryProcess::start(RegistryOptions::default()).unwrap());
-    containerd.add_registry(&registry).unwrap();
+    let Some((containerd, registry)) = common::containerd_and_registry() else { return };
     let backend = CriBackend::new(Endpoint::at(containerd.socket()), CriConfig::default());
     let uses = ContainerdUses::new(backend.runtime_channel(), LIMIT);
     let name = registry.image("shop/web:1");
