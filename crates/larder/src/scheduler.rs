@@ -197,6 +197,17 @@ pub enum WorkRate {
     Received,
 }
 
+impl WorkRate {
+    /// The rate of work with this measurement in bytes per second; `otherwise` unless that is below the minimum.
+    pub fn of(measured: Option<u64>, minimum: u64, otherwise: WorkRate) -> WorkRate {
+        match measured {
+            None => WorkRate::Unmeasured,
+            Some(rate) if rate < minimum => WorkRate::Slow,
+            Some(_) => otherwise,
+        }
+    }
+}
+
 /// A scheduler. Clones share its slots.
 #[derive(Debug, Clone)]
 pub struct Scheduler(Arc<Mutex<SchedulerState>>);
@@ -809,12 +820,9 @@ mod tests {
         let (minimum, start) = (MinimumRate::default(), Instant::now());
         let mut window = RateWindow::new(minimum.window);
         let received = move |now: Instant| (now - start).as_secs() * bytes_per_second;
+        let mut rate = |now| window.observe(now, received(now));
         granted
-            .gives_way(minimum, |now| match window.observe(now, received(now)) {
-                None => WorkRate::Unmeasured,
-                Some(rate) if rate < minimum.bytes_per_second => WorkRate::Slow,
-                Some(_) => WorkRate::Fast,
-            })
+            .gives_way(minimum, |now| WorkRate::of(rate(now), minimum.bytes_per_second, WorkRate::Fast))
             .await;
     }
 

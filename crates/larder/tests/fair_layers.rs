@@ -49,11 +49,7 @@ impl Layer {
             let (start, mut window) = (Instant::now(), RateWindow::new(minimum.window));
             let rate = |now: Instant| {
                 let received = (now - start).as_secs() * self.bytes_per_second;
-                match window.observe(now, received) {
-                    None => WorkRate::Unmeasured,
-                    Some(rate) if rate < minimum.bytes_per_second => WorkRate::Slow,
-                    Some(_) => WorkRate::Fast,
-                }
+                WorkRate::of(window.observe(now, received), minimum.bytes_per_second, WorkRate::Fast)
             };
             tokio::select! {
                 () = time::sleep(self.left) => return,

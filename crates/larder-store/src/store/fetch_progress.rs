@@ -84,7 +84,7 @@ impl FetchProgress {
     /// Counts received bytes.
     pub(crate) fn add_received(&self, bytes: u64, now: Instant) {
         self.counted.fetch_add(bytes, Ordering::Relaxed);
-        self.observe(now);
+        self.rate(now);
     }
 
     /// Received bytes, and those unpacked after the last one was received. If bytes that are unpacked while others are
@@ -102,29 +102,21 @@ impl FetchProgress {
         self.unpacking.lock()
     }
 
-    /// Returns true if the fetch was slower than the minimum over the last whole window, or made no progress after its last
-    /// received byte; `None` before the end of the first one.
-    fn observe(&self, now: Instant) -> Option<bool> {
-        let total = self.total();
-        // A layer that unpacks to a thousand times its bytes takes long for each, through no fault of its registry.
-        let minimum = if self.unpacking().is_some() { 1 } else { self.minimum.bytes_per_second };
-        self.window().observe(now, total).map(|rate| rate < minimum)
-    }
-
-    /// The rate over the last whole window, for the scheduler.
+    /// The rate over the last whole window. A fetch is slow after its last received byte if it makes no progress: a layer
+    /// that unpacks to a thousand times its bytes takes long for each, through no fault of its registry.
     pub(crate) fn rate(&self, now: Instant) -> WorkRate {
-        match self.observe(now) {
-            None => WorkRate::Unmeasured,
-            Some(true) => WorkRate::Slow,
-            Some(false) if self.unpacking().is_some() => WorkRate::Received,
-            Some(false) => WorkRate::Fast,
-        }
+        let total = self.total();
+        let (minimum, otherwise) = match *self.unpacking() {
+            Some(_) => (1, WorkRate::Received),
+            None => (self.minimum.bytes_per_second, WorkRate::Fast),
+        };
+        WorkRate::of(self.window().observe(now, total), minimum, otherwise)
     }
 
     /// Returns true if pulls from elsewhere should not wait for this fetch. One that waits for a slot of their registry is as
     /// fast as they are.
     pub(crate) fn is_slow(&self, now: Instant) -> bool {
-        !self.queued.load(Ordering::Relaxed) && self.observe(now).unwrap_or(false)
+        !self.queued.load(Ordering::Relaxed) && self.rate(now) == WorkRate::Slow
     }
 }
 

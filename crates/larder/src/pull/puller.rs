@@ -362,13 +362,13 @@ impl ImagePuller {
         let (Some(slot), Some(minimum)) = (slot, self.minimum) else { return future::pending().await };
         let mut window = RateWindow::new(minimum.window);
         let rate = |now| {
-            let Some(rate) = window.observe(now, entry.bytes().done) else { return WorkRate::Unmeasured };
-            let is_slow = rate < minimum.bytes_per_second;
-            match entry.activity() {
-                PullActivity::Receiving | PullActivity::ReceivingAndUnpacking if is_slow => WorkRate::Slow,
-                PullActivity::Receiving | PullActivity::Waiting => WorkRate::Fast,
-                PullActivity::ReceivingAndUnpacking | PullActivity::Unpacking => WorkRate::Received,
-            }
+            let (minimum, otherwise) = match entry.activity() {
+                PullActivity::Receiving => (minimum.bytes_per_second, WorkRate::Fast),
+                PullActivity::ReceivingAndUnpacking => (minimum.bytes_per_second, WorkRate::Received),
+                PullActivity::Waiting => (0, WorkRate::Fast),
+                PullActivity::Unpacking => (0, WorkRate::Received),
+            };
+            WorkRate::of(window.observe(now, entry.bytes().done), minimum, otherwise)
         };
         slot.gives_way(minimum, rate).await;
     }
