@@ -134,8 +134,7 @@ impl ProgressLines {
         let Some(live) = &self.live else {
             return;
         };
-        let (rows, columns) = size_of_terminal();
-        let texts = lines(&mut live.places.lock(), pulls, done, all, now, rows, columns);
+        let texts = lines(&mut live.places.lock(), pulls, (done, all), now, size_of_terminal());
         live.show(&texts);
     }
 
@@ -181,11 +180,9 @@ fn size_of_terminal() -> (usize, usize) {
 fn lines(
     places: &mut RowPlaces,
     pulls: &[PullStatus],
-    done: usize,
-    all: usize,
+    (done, all): (usize, usize),
     now: Instant,
-    rows: usize,
-    columns: usize,
+    (rows, columns): (usize, usize),
 ) -> Vec<String> {
     let shown = SHOWN.min((rows / 2).saturating_sub(1)).max(1);
     let assigned = places.assign(pulls, shown);
@@ -402,13 +399,11 @@ mod tests {
     /// The lines of a first drawing.
     fn lines(
         pulls: &[PullStatus],
-        done: usize,
-        all: usize,
+        images: (usize, usize),
         now: Instant,
-        rows: usize,
-        columns: usize,
+        terminal: (usize, usize),
     ) -> Vec<String> {
-        super::lines(&mut RowPlaces::default(), pulls, done, all, now, rows, columns)
+        super::lines(&mut RowPlaces::default(), pulls, images, now, terminal)
     }
 
     #[tokio::test(start_paused = true)]
@@ -443,21 +438,21 @@ mod tests {
             })
             .collect();
         for (rows, columns, shown) in [(12, 50, 5), (4, 20, 1), (24, 80, 11), (100, 200, 12)] {
-            let drawn = lines(&pulls, 2, 15, now, rows, columns);
+            let drawn = lines(&pulls, (2, 15), now, (rows, columns));
             assert!(drawn.iter().all(|line| line.chars().count() < columns), "{drawn:#?}");
             assert_eq!(drawn.len(), shown + 1, "{drawn:#?}");
             let sum = drawn.last().expect("a sum");
             assert!(sum.starts_with("2 of 15 done"), "{sum}");
         }
         assert_eq!(
-            lines(&pulls, 2, 15, now, 12, 50)[..3],
+            lines(&pulls, (2, 15), now, (12, 50))[..3],
             [
                 "\u{2026}team/with/a/long/name/app-11:1.36   pulling   0s".to_owned(),
                 "\u{2026}team/with/a/long/name/app-12:1.36   pulling   0s".to_owned(),
                 "\u{2026}e/team/with/a/long/name/app-0:1.36   queued   0s".to_owned(),
             ]
         );
-        assert!(lines(&pulls, 2, 15, now, 12, 50)[5].ends_with("\u{2026} 8 more"));
+        assert!(lines(&pulls, (2, 15), now, (12, 50))[5].ends_with("\u{2026} 8 more"));
     }
 
     #[tokio::test(start_paused = true)]
@@ -479,7 +474,7 @@ mod tests {
         };
         let name = "registry.example/team/with/a/long/name/app:1.36";
         assert_eq!(
-            lines(&[pull("app:1", 25_000_000), pull(name, 50_000_000)], 1, 3, now, 40, 80),
+            lines(&[pull("app:1", 25_000_000), pull(name, 50_000_000)], (1, 3), now, (40, 80)),
             [
                 "app:1   pulling   5s   25MB of 100MB (25%)   10MB/s   ETA 8s",
                 "  sha256:aaaaaaaaaaaa   fetching   1MB of 4MB (25%)   250kB/s",
@@ -488,11 +483,11 @@ mod tests {
                 "1 of 3 done   75MB of 200MB (38%)   20MB/s   ETA 7s",
             ]
         );
-        let wide = lines(&[pull("app:1", 25_000_000)], 0, 1, now, 40, 100);
+        let wide = lines(&[pull("app:1", 25_000_000)], (0, 1), now, (40, 100));
         assert!(wide[0].ends_with("   ETA 8s   [=====>              ]"), "{wide:?}");
-        let drawn = lines(&[pull("app:1", 25_000_000), pull(name, 50_000_000)], 0, 3, now, 40, 80);
+        let drawn = lines(&[pull("app:1", 25_000_000), pull(name, 50_000_000)], (0, 3), now, (40, 80));
         assert!(drawn.last().unwrap().ends_with("20MB/s"), "one image is not known yet: {drawn:?}");
-        let early = lines(&[pull("app:1", 25_000_000)], 0, 1, since + Duration::from_secs(1), 40, 80);
+        let early = lines(&[pull("app:1", 25_000_000)], (0, 1), since + Duration::from_secs(1), (40, 80));
         assert!(!early.join("").contains("ETA"), "the rate says little yet: {early:?}");
         assert_eq!(bar(ByteProgress { done: 9, total: Some(9) }).unwrap(), format!("[{}]", "=".repeat(BAR)));
         assert_eq!(bar(ByteProgress { done: 9, total: None }), None);
@@ -530,7 +525,7 @@ mod tests {
             since: now,
         };
         assert_eq!(
-            lines(std::slice::from_ref(&pull), 0, 1, now, 40, 200),
+            lines(std::slice::from_ref(&pull), (0, 1), now, (40, 200)),
             [
                 "r.example/app:1   pulling   0s   2MB of 12MB (17%)   500kB/s   \
                  rate limited by r.example, 12s left   [===>                ]",
@@ -538,14 +533,14 @@ mod tests {
                 "0 of 1 done",
             ]
         );
-        assert_eq!(lines(std::slice::from_ref(&pull), 0, 1, now, 4, 200).len(), 2, "no room for layers");
+        assert_eq!(lines(std::slice::from_ref(&pull), (0, 1), now, (4, 200)).len(), 2, "no room for layers");
         let layers = &mut pull.detail.as_mut().unwrap().layers;
         layers[2] = layer('c', LayerPhase::Fetching, None);
         assert_eq!(wait_of(&pull), None, "another layer gets on");
         pull.detail.as_mut().unwrap().layers.truncate(1);
         pull.detail.as_mut().unwrap().layers.push(layer('d', LayerPhase::Unpacking, None));
         assert_eq!(phase_of(&pull), "unpacking");
-        let drawn = lines(std::slice::from_ref(&pull), 0, 1, now, 40, 200).join("\n");
+        let drawn = lines(std::slice::from_ref(&pull), (0, 1), now, (40, 200)).join("\n");
         assert!(drawn.contains("unpacking   1MB of 4MB (25%)   [=====>              ]"), "{drawn}");
         assert!(!drawn.contains("/s"), "nothing is fetched, so nothing has a rate: {drawn}");
         pull.detail.as_mut().unwrap().step = PullStep::Committing;
@@ -590,7 +585,7 @@ mod tests {
         let wait = PullWait { reason: reason.into(), until: None };
         let detail = PullDetail { step: PullStep::Resolving, waiting: Some(wait), ..PullDetail::default() };
         let pull = PullStatus { detail: Some(detail), ..waiting("r.example/team/app:1", PullPhase::Pulling) };
-        let drawn = lines(std::slice::from_ref(&pull), 0, 1, now, 40, 60);
+        let drawn = lines(std::slice::from_ref(&pull), (0, 1), now, (40, 60));
         assert!(drawn.iter().all(|line| line.chars().count() < 60), "{drawn:#?}");
         let words = drawn[1..drawn.len() - 1].iter().map(|line| line.trim()).collect::<Vec<_>>().join(" ");
         assert_eq!(words, reason);
