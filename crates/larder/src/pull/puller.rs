@@ -26,7 +26,7 @@ use crate::credentials::Credential;
 use crate::hidden::{HiddenImages, PrefetchEnd};
 use crate::image_service::{ImageService, PullAttemptsError, PulledImage};
 use crate::pod::SandboxConfig;
-use crate::reference::{ImageId, Reference};
+use crate::reference::{ImageId, ImageName, Reference};
 use crate::retention::{LeasePurpose, RemovalGate, RemovalGuard};
 use crate::scheduler::{ScheduledWork, Scheduler, SlotRecall, WorkDemand, WorkRate, WorkSlot};
 
@@ -314,7 +314,11 @@ impl ImagePuller {
         let size_bytes = match &pulled {
             // A size that cannot be read is no reason to fail a pull that succeeded.
             Ok(pulled) if !pulled.image_ref.is_empty() => {
-                self.images.image_size(&job.spec).await.unwrap_or(0)
+                let mut spec = job.spec.clone();
+                if spec.options.accept_only_platform {
+                    spec.image = ImageName::from(&pulled.image_ref); // it may have another name
+                }
+                self.images.image_size(&spec).await.unwrap_or(0)
             }
             _ => 0,
         };

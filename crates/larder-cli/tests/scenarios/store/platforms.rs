@@ -96,6 +96,7 @@ fn an_image_for_another_platform_only_is_pulled_with_a_warning_and_refused_to_po
     assert!(refused.stderr.contains("request another one: --platform linux/s390x"), "{refused:?}");
     let pulled = machine.larder(&["pull", &only]).expect(0);
     assert!(pulled.stderr.contains("built for linux/s390x only"), "{pulled:?}");
+    assert!(!pulled.stderr.contains("(0B)"), "its size is known: {pulled:?}");
     machine.larder(&["image", "exists", &only]).expect(1);
     machine.larder(&["ensure", "--policy", "Never", &only]).expect(1);
     machine.larder(&["ensure", "--policy", "Never", "--platform", "linux/s390x", &only]).expect(0);
