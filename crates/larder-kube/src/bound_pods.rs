@@ -25,8 +25,8 @@ impl BoundPods {
         self.pods.values()
     }
 
-    /// Takes one event of a watch in. Whether the pods changed: a list counts when it is complete, so that no pod is missing
-    /// in between.
+    /// Takes one event of a watch in. Whether the pods changed: a list counts when it is complete, so that no pod is
+    /// missing in between.
     fn apply(&mut self, event: Event<PodObject>) -> bool {
         match event {
             Event::Init => {
@@ -55,8 +55,8 @@ fn uid(pod: &PodObject) -> String {
     pod.uid().unwrap_or_default()
 }
 
-/// The pods of the node after each change, from the first complete list on, and why they are not known while they are not.
-/// It never ends: a watch that breaks is resumed from its last version, with back-off.
+/// The pods of the node after each change, from the first complete list on, and why they are not known while they are
+/// not. It never ends: a watch that breaks is resumed from its last version, with back-off.
 pub fn watch_bound_pods(cluster: &Cluster) -> impl Stream<Item = Result<BoundPods, ClusterError>> + use<> {
     let pods: Api<PodObject> = Api::all(cluster.client.clone());
     let of_node = from_cache().fields(&format!("spec.nodeName={}", cluster.node));

@@ -63,8 +63,8 @@ impl RequestCounters {
 }
 
 impl Cluster {
-    /// Reads no file yet: the first call does. Later calls read files that have changed, such as a rotated certificate, and all
-    /// of them after the server rejected the credentials. Must be called within a runtime.
+    /// Reads no file yet: the first call does. Later calls read files that have changed, such as a rotated certificate,
+    /// and all of them after the server rejected the credentials. Must be called within a runtime.
     pub fn open(options: &ClusterOptions) -> Cluster {
         Cluster::of(ReloadingClient::new(options.kubeconfig.clone()), &options.node)
     }
@@ -119,7 +119,8 @@ impl Cluster {
         Cluster { client, node: node.to_owned(), counters, observer: None, releases: watch::Sender::new(0) }
     }
 
-    /// Waits until each lease is released whose holder was dropped, by this cluster or a clone of it. Takes two seconds at most.
+    /// Waits until each lease is released whose holder was dropped, by this cluster or a clone of it. Takes two seconds
+    /// at most.
     pub async fn wait_released(&self) {
         // This has a sender, so that the channel is open.
         _ = self.releases.subscribe().wait_for(|releases| *releases == 0).await;

@@ -67,8 +67,8 @@ pub enum ClusterError {
 }
 
 impl ClusterError {
-    /// Whether the same call may succeed later although nothing changes in the cluster: the server is unavailable, or the credentials
-    /// are being renewed.
+    /// Whether the same call may succeed later although nothing changes in the cluster: the server is unavailable, or
+    /// the credentials are being renewed.
     pub fn is_temporary(&self) -> bool {
         use ClusterError::{Unauthorized, Unavailable, Unusable};
         matches!(self, Unavailable { .. } | Unauthorized { .. } | Unusable { .. })
@@ -130,16 +130,17 @@ fn of_exec_plugin(error: &(dyn std::error::Error + 'static)) -> Option<String> {
 }
 
 impl ClusterError {
-    /// Whether the observer of a cluster's responses reports it in each case. It does not for [`ClusterError::Unavailable`]: a
-    /// list that cannot be decoded and a watch that ends with an error began with a success.
+    /// Whether the observer of a cluster's responses reports it in each case. It does not for
+    /// [`ClusterError::Unavailable`]: a list that cannot be decoded and a watch that ends with an error began with a
+    /// success.
     fn is_observed(&self) -> bool {
         use ClusterError::{NotInstalled, Relisting, Unauthorized, Unusable};
         matches!(self, Unusable { .. } | Unauthorized { .. } | NotInstalled { .. } | Relisting { .. })
     }
 }
 
-/// Errors of a task that continues: each is logged when it begins, and once it has ended. Those that the observer of the
-/// responses reports are logged there, once for all tasks.
+/// Errors of a task that continues: each is logged when it begins, and once it has ended. Those that the observer of
+/// the responses reports are logged there, once for all tasks.
 #[derive(Debug, Default)]
 pub(crate) struct ErrorLog {
     last: Option<ClusterError>,

@@ -1,5 +1,5 @@
-//! Events of cluster-scoped objects. Repetitions are a series, as in client-go, but only with the same text: kube's recorder
-//! keeps the first text whatever the next one is.
+//! Events of cluster-scoped objects. Repetitions are a series, as in client-go, but only with the same text: kube's
+//! recorder keeps the first text whatever the next one is.
 
 use std::time::Duration;
 

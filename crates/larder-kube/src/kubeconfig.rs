@@ -67,7 +67,8 @@ pub(crate) fn state(kubeconfig: Option<&Path>) -> KubeconfigState {
     }
 }
 
-/// Why a kubeconfig cannot be used. Of a parser's text only the first line: the others show the file, and so its tokens.
+/// Why a kubeconfig cannot be used. Of a parser's text only the first line: the others show the file, and so its
+/// tokens.
 pub(crate) fn problem(error: &KubeconfigError) -> String {
     match error {
         KubeconfigError::ReadConfig(error, _) => format!("cannot be read: {error}"),

@@ -6,8 +6,8 @@
 //!               -> PullSecrets, ClusterServiceAccounts (by name, with the node's identity)
 //! ```
 //!
-//! Everything is read under the Node authorizer: pods by `spec.nodeName`, secrets and service accounts by name. No list of
-//! secrets is ever requested.
+//! Everything is read under the Node authorizer: pods by `spec.nodeName`, secrets and service accounts by name. No list
+//! of secrets is ever requested.
 
 mod bound_pods;
 mod check;

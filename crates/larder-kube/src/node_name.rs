@@ -12,13 +12,14 @@ pub(crate) const USER: &str = "system:node:";
 /// The attribute type `commonName` of X.509, 2.5.4.3, as DER has it.
 const COMMON_NAME: &[u8] = &[0x06, 0x03, 0x55, 0x04, 0x03];
 
-/// Name of the node whose client certificate a kubeconfig has; `None` if it has none, or if it cannot be read. Reads files.
+/// Name of the node whose client certificate a kubeconfig has; `None` if it has none, or if it cannot be read. Reads
+/// files.
 pub fn node_name(kubeconfig: &Path) -> Option<String> {
     name_in_pem(&certificate(&current_user(kubeconfig)?)?)
 }
 
-/// That the credentials in a kubeconfig are of another node than the settings say, and the next step: the Node authorizer lets
-/// them read neither this node nor its pods.
+/// That the credentials in a kubeconfig are of another node than the settings say, and the next step: the Node
+/// authorizer lets them read neither this node nor its pods.
 pub fn other_node(kubeconfig: &Path, of_credentials: &str, name: &str) -> Option<(String, String)> {
     (of_credentials != name).then(|| {
         let found = format!(

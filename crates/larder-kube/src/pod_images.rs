@@ -8,8 +8,8 @@ use larder::pull::{PullPolicy, default_policy};
 use larder::reference::ImageName;
 use serde::Deserialize;
 
-/// A pod as the API server sends it, with the fields that are read. All of them would be decoded at each change of a pod, and
-/// would add 0.6 MB to the program.
+/// A pod as the API server sends it, with the fields that are read. All of them would be decoded at each change of a
+/// pod, and would add 0.6 MB to the program.
 #[derive(Debug, Clone, Default, Deserialize, Resource)]
 #[resource(inherit = core::Pod)]
 #[serde(default)]
@@ -59,7 +59,8 @@ pub struct BoundPod {
     pub pod: Pod,
     /// Names of its pull secrets, in its order; they are in its namespace.
     pub pull_secrets: Vec<String>,
-    /// The images to pull, in the order in which kubelet needs them: of volumes, then of ephemeral, init and other containers.
+    /// The images to pull, in the order in which kubelet needs them: of volumes, then of ephemeral, init and other
+    /// containers.
     pub images: Vec<PodImage>,
     /// `spec.runtimeClassName`; empty if none.
     pub runtime_class: String,

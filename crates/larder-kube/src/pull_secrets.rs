@@ -50,8 +50,8 @@ pub struct UnreadSecret {
 }
 
 impl PullSecrets {
-    /// Of this cluster. Pulls that begin within `shared_for` share one read of a secret. While the API server is unavailable, a
-    /// secret that was read serves for `known_for`.
+    /// Of this cluster. Pulls that begin within `shared_for` share one read of a secret. While the API server is
+    /// unavailable, a secret that was read serves for `known_for`.
     pub fn of(cluster: &Cluster, shared_for: Duration, known_for: Duration) -> PullSecrets {
         PullSecrets { cluster: cluster.clone(), shared_for, known_for, cache: Arc::default() }
     }
@@ -90,8 +90,8 @@ impl PullSecrets {
         Ok(pull_secret(found))
     }
 
-    /// The secrets that a pod names, in its order. Those that do not exist are left out, as in kubelet, and returned beside the
-    /// others.
+    /// The secrets that a pod names, in its order. Those that do not exist are left out, as in kubelet, and returned
+    /// beside the others.
     pub async fn of_pod(&self, namespace: &str, names: &[String]) -> (Vec<PullSecret>, Vec<UnreadSecret>) {
         let (mut secrets, mut unread) = (Vec::new(), Vec::new());
         let results = join_all(names.iter().map(|name| self.get(namespace, name))).await;

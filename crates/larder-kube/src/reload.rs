@@ -1,4 +1,5 @@
-//! A client that is replaced when the files of its credentials change, such as kubelet's client certificate at its rotation.
+//! A client that is replaced when the files of its credentials change, such as kubelet's client certificate at its
+//! rotation.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};

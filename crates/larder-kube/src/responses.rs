@@ -10,14 +10,15 @@ use crate::image_sets::ImageSet;
 
 /// Receives the outcome of each request.
 pub trait ResponseObserver: Send + Sync + 'static {
-    /// A request for an action, such as `list pods`, was answered or failed. [`ClusterError::Forbidden`] is reported only where
-    /// a rule is missing: a refused secret or token concerns the pod that names it.
+    /// A request for an action, such as `list pods`, was answered or failed. [`ClusterError::Forbidden`] is reported
+    /// only where a rule is missing: a refused secret or token concerns the pod that names it.
     fn observe(&self, action: &str, outcome: Result<(), ClusterError>);
 
     /// No such request is sent any more: its problem is no longer one, and nothing else is known by that.
     fn forget(&self, _action: &str) {}
 
-    /// A part of a watch arrived: the server can be reached. It says nothing of the credentials, which it checked earlier.
+    /// A part of a watch arrived: the server can be reached. It says nothing of the credentials, which it checked
+    /// earlier.
     fn observe_watch(&self) {}
 }
 

@@ -11,8 +11,8 @@ use crate::cluster::Cluster;
 use crate::error::ClusterError;
 use crate::timed_cache::{FAILURE, Timed, TimedCache};
 
-/// How long a handler is used before its class is read again, as with service accounts. A class never gets another handler, but
-/// it may be deleted and created again with one.
+/// How long a handler is used before its class is read again, as with service accounts. A class never gets another
+/// handler, but it may be deleted and created again with one.
 const CLASS: Duration = Duration::from_secs(60);
 /// How long a handler is used while the API server is unavailable.
 const KNOWN_FOR: Duration = Duration::from_secs(24 * 3600);

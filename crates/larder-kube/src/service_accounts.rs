@@ -21,8 +21,8 @@ const ACCOUNT: Duration = Duration::from_secs(60);
 /// The longest time for which a token is used, as in kubelet.
 const TOKEN: Duration = Duration::from_secs(24 * 3600);
 
-/// Reads accounts and requests tokens with the identity of the node, which may do so for the pods that are bound to it. Both are
-/// cached, as are failures: a pull that fails is tried often.
+/// Reads accounts and requests tokens with the identity of the node, which may do so for the pods that are bound to it.
+/// Both are cached, as are failures: a pull that fails is tried often.
 #[derive(Clone)]
 pub struct ClusterServiceAccounts {
     cluster: Cluster,

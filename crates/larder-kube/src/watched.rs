@@ -53,7 +53,8 @@ impl<K: Resource<DynamicType = ()> + Send + 'static> Watched<K> {
         self.is_known
     }
 
-    /// Waits until the objects may have changed, or the watch fails, which it logs. The future can be dropped at any time.
+    /// Waits until the objects may have changed, or the watch fails, which it logs. The future can be dropped at any
+    /// time.
     pub(crate) async fn changed(&mut self) -> Result<(), ClusterError> {
         let outcome = loop {
             match self.events.next().await {
@@ -90,9 +91,9 @@ impl<K: Resource<DynamicType = ()> + Send + 'static> Watched<K> {
     }
 }
 
-/// A watch that lists from the API server's cache, as kubelet's first list: without a version, etcd may read the pods of all nodes
-/// for each. A list may be older than what was seen, which the watch corrects. With a page size, which the cache ignores, kube would
-/// send no version.
+/// A watch that lists from the API server's cache, as kubelet's first list: without a version, etcd may read the pods
+/// of all nodes for each. A list may be older than what was seen, which the watch corrects. With a page size, which the
+/// cache ignores, kube would send no version.
 pub(crate) fn from_cache() -> watcher::Config {
     watcher::Config { page_size: None, ..watcher::Config::default() }.any_semantic()
 }
@@ -100,8 +101,8 @@ pub(crate) fn from_cache() -> watcher::Config {
 /// Events of a watch, or why it fails.
 pub(crate) type WatchEvents<K> = BoxStream<'static, Result<Event<K>, ClusterError>>;
 
-/// The events of a watch, which errors call `what`. A broken watch is resumed with back-off, as is a list that fails; a version
-/// that the server has forgotten is no error, unless that happens again and again.
+/// The events of a watch, which errors call `what`. A broken watch is resumed with back-off, as is a list that fails; a
+/// version that the server has forgotten is no error, unless that happens again and again.
 pub(crate) fn watch_events<K: Resource<DynamicType = ()> + Send + 'static>(
     cluster: &Cluster,
     what: &'static str,
@@ -162,7 +163,8 @@ impl<K: Resource<DynamicType = ()>> WatchSource<K> {
     }
 }
 
-/// So many lists that are outdated at once are reported, until there was none for so long. The longest back-off is shorter.
+/// So many lists that are outdated at once are reported, until there was none for so long. The longest back-off is
+/// shorter.
 const ENDLESS: u32 = 3;
 const QUIET: Duration = Duration::from_secs(120);
 

@@ -529,8 +529,9 @@ fn a_server_accepts_each_overlay_and_kubectl_merges_it_as_this_test_does() {
     }
 }
 
-/// Every mount has its volume, host directories have the same path inside, the image is of this version, and paths of the
-/// settings are mounted. Of the directory with kubelet's kubeconfig, which has keys of other components, only files are.
+/// Every mount has its volume, host directories have the same path inside, the image is of this version, and paths of
+/// the settings are mounted. Of the directory with kubelet's kubeconfig, which has keys of other components, only files
+/// are.
 fn check_agent(overlay: &str, pod: &Value, config: &Value) {
     let container = &pod["containers"][0];
     assert_eq!(container["image"], concat!("larder.dev/larder:", env!("CARGO_PKG_VERSION")), "{overlay}");

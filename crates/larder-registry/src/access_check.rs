@@ -24,8 +24,8 @@ pub struct FetchAttempt {
 }
 
 impl RepositorySession {
-    /// Requests the image's manifest from the hosts in order, up to the first that accepts: by `HEAD`, and by `GET` for the
-    /// message of a host that refuses without having been sent a secret.
+    /// Requests the image's manifest from the hosts in order, up to the first that accepts: by `HEAD`, and by `GET` for
+    /// the message of a host that refuses without having been sent a secret.
     pub async fn try_hosts(&self) -> Vec<FetchAttempt> {
         let mut attempts = Vec::new();
         for link in self.links().iter().filter(|link| self.serves_image(link)) {

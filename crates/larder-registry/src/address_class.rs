@@ -71,7 +71,8 @@ impl AddressClass {
         }
     }
 
-    /// Returns true when a server of this class may name a server of the other one, by a redirect or as its token server.
+    /// Returns true when a server of this class may name a server of the other one, by a redirect or as its token
+    /// server.
     fn may_name(self, other: AddressClass) -> bool {
         match other {
             AddressClass::Global => true,

@@ -349,7 +349,8 @@ impl HostAuthorizer {
         Ok(())
     }
 
-    /// Requests a token, with retries after server errors; if it is not the `first` one, also after a refused connection.
+    /// Requests a token, with retries after server errors; if it is not the `first` one, also after a refused
+    /// connection.
     async fn fetch(
         &self,
         request: &TokenHttpRequest,

@@ -9,8 +9,8 @@ use super::budget::{HostBudget, RegistryLoad};
 
 /// Number of hosts that are remembered, unless more are in use at once.
 const MAX_BUDGETS: usize = 256;
-/// Number of hosts that have metrics of their own: the first that were used. Images name any number of hosts, and each series
-/// of a metric is one forever.
+/// Number of hosts that have metrics of their own: the first that were used. Images name any number of hosts, and each
+/// series of a metric is one forever.
 const MAX_SERIES: usize = 32;
 /// The series of all other hosts. No host has this name: hosts without a dot or port are Docker Hub's repositories.
 const OTHER: &str = "other";
@@ -32,8 +32,8 @@ struct BudgetEntry {
 }
 
 impl HostBudgets {
-    /// The budget of a host, created if needed. May evict another host: the least recently used, and hosts with a requested
-    /// wait only after all others.
+    /// The budget of a host, created if needed. May evict another host: the least recently used, and hosts with a
+    /// requested wait only after all others.
     pub(super) fn of(
         &mut self,
         origin: String,

@@ -66,8 +66,8 @@ impl RegistryClient {
         &self.inner.config
     }
 
-    /// The load of each registry in use and of the last few hundred used ones, sorted by name. A host that is reached over
-    /// both HTTP and HTTPS counts as one.
+    /// The load of each registry in use and of the last few hundred used ones, sorted by name. A host that is reached
+    /// over both HTTP and HTTPS counts as one.
     pub fn loads(&self) -> Vec<RegistryLoad> {
         let budgets: Vec<_> = {
             let budgets = self.inner.budgets.lock();
@@ -86,7 +86,8 @@ impl RegistryClient {
         loads
     }
 
-    /// The loads for metrics: of a bounded number of hosts by name, the first that were used, and of all others as `other`.
+    /// The loads for metrics: of a bounded number of hosts by name, the first that were used, and of all others as
+    /// `other`.
     pub fn series(&self) -> Vec<RegistryLoad> {
         let budgets = self.inner.budgets.lock();
         budgets.series(Instant::now())

@@ -7,9 +7,9 @@ use std::time::Duration;
 /// How registries are found, and which limits requests to them have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RegistryConfig {
-    /// Directories with one directory for each registry, which holds a `hosts.toml` (containerd's format) or certificates
-    /// (Docker's layout). The first directory that has the registry decides. Default `/etc/containerd/certs.d`, then
-    /// `/etc/docker/certs.d`.
+    /// Directories with one directory for each registry, which holds a `hosts.toml` (containerd's format) or
+    /// certificates (Docker's layout). The first directory that has the registry decides. Default
+    /// `/etc/containerd/certs.d`, then `/etc/docker/certs.d`.
     pub config_dirs: Vec<PathBuf>,
     /// Registries (`HOST` or `HOST:PORT`) that use plain HTTP. Those on loopback need no entry.
     pub plain_http: Vec<String>,

@@ -292,8 +292,8 @@ impl ErrorResponse {
     }
 
     /// Reads the message of a body: the `errors` of the distribution protocol, or the fields of token servers. Other
-    /// bodies (a proxy's web page) have none, but for plain text. A server that was sent a secret can repeat it in any encoding: of its text
-    /// only known error codes are kept.
+    /// bodies (a proxy's web page) have none, but for plain text. A server that was sent a secret can repeat it in any
+    /// encoding: of its text only known error codes are kept.
     pub(crate) fn read(status: u16, body: &[u8], was_sent_secret: bool) -> ErrorResponse {
         let message =
             if was_sent_secret { codes_of(body) } else { errors_of(body).or_else(|| plain_text(body)) };

@@ -24,8 +24,8 @@ pub enum LoginResult {
 }
 
 impl RegistryClient {
-    /// Sends a credential to a registry (`HOST` or `HOST:PORT`), never to its mirrors. No retries. Of several configured hosts
-    /// that are the registry, the first that answers decides, as for a pull.
+    /// Sends a credential to a registry (`HOST` or `HOST:PORT`), never to its mirrors. No retries. Of several
+    /// configured hosts that are the registry, the first that answers decides, as for a pull.
     pub async fn log_in(&self, registry: &str, credential: &Credential) -> Result<LoginResult, FetchError> {
         let failed = |host: String, kind| FetchError {
             repository: registry.to_owned(),

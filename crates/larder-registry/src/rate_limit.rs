@@ -8,8 +8,8 @@ use super::budget::RegistryQuota;
 
 /// The requested wait from now, if any.
 ///
-/// A rejection (429 or 503) requests it with `Retry-After` or the end of its window; any other response with a remaining
-/// quota of 0 and the end of the window.
+/// A rejection (429 or 503) requests it with `Retry-After` or the end of its window; any other response with a
+/// remaining quota of 0 and the end of the window.
 pub(crate) fn requested_wait(status: u16, headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     read(status, headers, now).map(|wait| wait.min(LONGEST))
 }

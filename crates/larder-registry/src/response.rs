@@ -52,8 +52,8 @@ pub(crate) fn part_of(
     }
 }
 
-/// Some servers declare the compression of a layer as an encoding of the response, and send the bytes as they are: only bytes
-/// that do not fit are refused.
+/// Some servers declare the compression of a layer as an encoding of the response, and send the bytes as they are: only
+/// bytes that do not fit are refused.
 fn wrong_length(length: u64, size: u64, response: &Response) -> FetchErrorKind {
     let encoded = match response.headers().get(CONTENT_ENCODING) {
         Some(encoding) if !encoding.as_bytes().eq_ignore_ascii_case(b"identity") => {

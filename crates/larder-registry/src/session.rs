@@ -1,7 +1,7 @@
 //! One image's repository with one credential: manifests, configs, blobs.
 //!
-//! A request is attempted at the hosts in order: each is retried while its failures may pass, then the next one follows.
-//! Digests make hosts interchangeable, so a fetch that changes its host resumes at the byte reached.
+//! A request is attempted at the hosts in order: each is retried while its failures may pass, then the next one
+//! follows. Digests make hosts interchangeable, so a fetch that changes its host resumes at the byte reached.
 
 use std::fmt;
 use std::sync::Arc;
@@ -339,7 +339,8 @@ impl RepositorySession {
         })
     }
 
-    /// Reads an error response. The text of a server that the registry redirects to may be anybody's and is not repeated.
+    /// Reads an error response. The text of a server that the registry redirects to may be anybody's and is not
+    /// repeated.
     async fn read_refusal(&self, link: &SessionHost, reply: HttpResponse) -> ErrorResponse {
         let status = reply.response.status().as_u16();
         if reply.redirected {
@@ -570,8 +571,8 @@ impl<'s> HostRequest<'s> {
     }
 }
 
-/// The index of the failure that people have to know: the last one, or, if that host gave no answer, the first refusal. That
-/// a mirror does not have the image is none.
+/// The index of the failure that people have to know: the last one, or, if that host gave no answer, the first refusal.
+/// That a mirror does not have the image is none.
 fn decisive_failure(failures: &[HostFailure], hosts: &[&SessionHost]) -> usize {
     let last = failures.len() - 1;
     let HostFailure::Failed(of_last) = &failures[last] else { return last };

@@ -77,8 +77,8 @@ pub(crate) fn request(
     Ok(TokenHttpRequest { method: Method::GET, url, authorization, body: None })
 }
 
-/// The scope of a challenge, and the repository's own if it is another one: some registries have a placeholder there, such as
-/// `repository:user/image:pull`, and a token for it opens nothing.
+/// The scope of a challenge, and the repository's own if it is another one: some registries have a placeholder there,
+/// such as `repository:user/image:pull`, and a token for it opens nothing.
 fn scope_with_own(challenge: &str, repository: &str, own: &str) -> String {
     let resource = format!("repository:{repository}:");
     let has_own = repository.is_empty() || challenge.split(' ').any(|scope| scope.starts_with(&resource));

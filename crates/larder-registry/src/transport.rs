@@ -1,8 +1,8 @@
 //! One HTTP exchange with a host, including redirects.
 //!
-//! Promises: credentials and a host's configured header fields go to that host only and never along a redirect to another;
-//! redirects are bounded, and never lead from TLS to plain HTTP on another host, nor into a network of the node that the
-//! host is not part of; no error text contains a URL, which may carry a signature.
+//! Promises: credentials and a host's configured header fields go to that host only and never along a redirect to
+//! another; redirects are bounded, and never lead from TLS to plain HTTP on another host, nor into a network of the
+//! node that the host is not part of; no error text contains a URL, which may carry a signature.
 
 use std::collections::{HashMap, HashSet};
 use std::error::Error;
@@ -35,7 +35,8 @@ pub struct PlainClientTls {
     pub client: Option<(Vec<u8>, Vec<u8>)>,
 }
 
-/// A client for a server that is no registry, with TLS or for plain HTTP alone, which saves the memory of the certificates.
+/// A client for a server that is no registry, with TLS or for plain HTTP alone, which saves the memory of the
+/// certificates.
 pub fn plain_client(
     tls: Option<PlainClientTls>,
     connect_timeout: Duration,
@@ -372,8 +373,8 @@ fn next_url(from: &Url, response: &Response) -> Result<Url, FetchErrorKind> {
     Ok(next)
 }
 
-/// The `Referer` of a redirect, as Go's client sends it and some storage hosts require it: never from TLS to plain HTTP, without
-/// a user, and without the query of a URL that another redirect led to, which may be signed.
+/// The `Referer` of a redirect, as Go's client sends it and some storage hosts require it: never from TLS to plain
+/// HTTP, without a user, and without the query of a URL that another redirect led to, which may be signed.
 fn referer_of(from: &Url, to: &Url, redirected: bool) -> Option<HeaderValue> {
     if from.scheme() == "https" && to.scheme() == "http" {
         return None;

@@ -242,14 +242,16 @@ pub trait Backend: Send + Sync {
         progress: &ProgressReporter,
     ) -> Result<ImageId, BackendError>;
 
-    /// The minimum rate of pulls; `None` if a pull that is canceled and begun again starts from the first byte. Otherwise
-    /// it continues where it stopped, and the [manager](crate::pull::ImageManager) gives its slot to other pulls.
+    /// The minimum rate of pulls; `None` if a pull that is canceled and begun again starts from the first byte.
+    /// Otherwise it continues where it stopped, and the [manager](crate::pull::ImageManager) gives its slot to other
+    /// pulls.
     fn minimum_rate(&self) -> Option<MinimumRate> {
         None
     }
 
-    /// Removes an image, or names of it. Succeeds when it is already absent, so that a sweep can be repeated. Fails with
-    /// [`FailedPrecondition`](CallErrorKind::FailedPrecondition) while a use that the options do not ignore retains the image.
+    /// Removes an image, or names of it. Succeeds when it is already absent, so that a sweep can be repeated. Fails
+    /// with [`FailedPrecondition`](CallErrorKind::FailedPrecondition) while a use that the options do not ignore
+    /// retains the image.
     async fn remove(&self, image: &ImageSpec, options: &RemoveOptions) -> Result<Removed, BackendError>;
 
     /// The filesystems of images and containers, with their usage.
@@ -272,12 +274,12 @@ pub trait Backend: Send + Sync {
 /// Facts that decide which pods may use an image. They are recorded, never inferred from what is absent.
 #[async_trait]
 pub trait ImageOrigins: Send + Sync {
-    /// Whether an administrator loaded the image from an archive. Where the backend records no origins, an image without a
-    /// pull record counts as preloaded.
+    /// Whether an administrator loaded the image from an archive. Where the backend records no origins, an image
+    /// without a pull record counts as preloaded.
     async fn is_preloaded(&self, id: &ImageId) -> Result<bool, BackendError>;
 
-    /// The IDs of all images that the backend has a record of, also of those that are not listed because a layer is missing:
-    /// a later pull may complete them.
+    /// The IDs of all images that the backend has a record of, also of those that are not listed because a layer is
+    /// missing: a later pull may complete them.
     async fn recorded(&self) -> Result<Vec<ImageId>, BackendError>;
 
     /// Waits until no pull that has failed or was dropped can make an image present any more.
@@ -288,7 +290,8 @@ pub trait ImageOrigins: Send + Sync {
 /// [`names`](RemoveOptions::names).
 #[async_trait]
 pub trait ImageNames: Send + Sync {
-    /// Adds a name with a tag to an image, and takes it from the image that has it. Returns whether the image is present.
+    /// Adds a name with a tag to an image, and takes it from the image that has it. Returns whether the image is
+    /// present.
     async fn add_name(&self, id: &ImageId, name: &Reference) -> Result<bool, BackendError>;
 }
 
@@ -342,8 +345,9 @@ impl Removed {
 
 /// Why a backend call failed.
 ///
-/// The text of [`Call`](BackendError::Call) and [`Incomplete`](BackendError::Incomplete) is kubelet's, word for word. It
-/// includes the causes, which are therefore no [`source`](std::error::Error::source): see [`cause`](BackendError::cause).
+/// The text of [`Call`](BackendError::Call) and [`Incomplete`](BackendError::Incomplete) is kubelet's, word for word.
+/// It includes the causes, which are therefore no [`source`](std::error::Error::source): see
+/// [`cause`](BackendError::cause).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackendError {

@@ -20,8 +20,8 @@ pub async fn run_to_completion<T: Send + 'static>(work: impl Future<Output = T> 
     }
 }
 
-/// One call at a time, whose result all callers share that ask while it runs: a call that hangs takes one thread however
-/// many callers give up waiting for it.
+/// One call at a time, whose result all callers share that ask while it runs: a call that hangs takes one thread
+/// however many callers give up waiting for it.
 pub struct SharedCall<T: Clone>(Mutex<Option<WeakShared<BoxFuture<'static, T>>>>);
 
 impl<T: Clone> Default for SharedCall<T> {

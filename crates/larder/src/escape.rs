@@ -1,4 +1,5 @@
-//! Text from registries, images and files, made safe for a terminal: it cannot move the cursor, forge lines or reorder text.
+//! Text from registries, images and files, made safe for a terminal: it cannot move the cursor, forge lines or reorder
+//! text.
 
 use std::fmt::Write as _;
 

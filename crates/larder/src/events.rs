@@ -69,7 +69,8 @@ pub enum EventReason {
     ImagesPulled,
     /// A client could not remove an image.
     RemovalFailed,
-    /// A pulled image is not quite what it should be: it is built for another platform, or something of it was left out.
+    /// A pulled image is not quite what it should be: it is built for another platform, or something of it was left
+    /// out.
     ImageWarning,
     /// New settings are in force.
     Reloaded,

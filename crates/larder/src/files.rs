@@ -15,8 +15,8 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     replace_with_mode(path, content, 0o644)
 }
 
-/// Like [`replace`], of a file with this mode, less the process's umask. What has the name of the new file is removed first: a
-/// link is not followed.
+/// Like [`replace`], of a file with this mode, less the process's umask. What has the name of the new file is removed
+/// first: a link is not followed.
 pub fn replace_with_mode(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     let mut new = path.as_os_str().to_owned();
     new.push(".new");
@@ -45,8 +45,8 @@ pub fn hint_of_full_disk(error: io::ErrorKind) -> Option<Hint> {
     }
 }
 
-/// Reads a JSON document whose field `version` must be `expected`, or returns why it cannot be used. The version is read
-/// first, because a document of another version may have other fields.
+/// Reads a JSON document whose field `version` must be `expected`, or returns why it cannot be used. The version is
+/// read first, because a document of another version may have other fields.
 pub fn decode_document<T: DeserializeOwned>(text: &[u8], expected: u32) -> Result<T, String> {
     #[derive(Deserialize)]
     struct Versioned {

@@ -93,7 +93,8 @@ pub struct FsStats {
     pub capacity: u64,
     /// Bytes that are free for unprivileged users.
     pub available: u64,
-    /// Bytes beside these that are free for root alone. For kubelet's percentages they are in use; for `df` they are not.
+    /// Bytes beside these that are free for root alone. For kubelet's percentages they are in use; for `df` they are
+    /// not.
     pub reserved: u64,
     /// Inodes in all.
     pub inodes: u64,

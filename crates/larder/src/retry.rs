@@ -72,8 +72,8 @@ impl<E> RetryClock<E> for () {
     }
 }
 
-/// Attempts an operation until it succeeds, its failure is not worth another attempt, or the policy has no attempt left.
-/// Returns the last failure.
+/// Attempts an operation until it succeeds, its failure is not worth another attempt, or the policy has no attempt
+/// left. Returns the last failure.
 pub async fn retry<T, E, F>(
     policy: &RetryPolicy,
     clock: &impl RetryClock<E>,

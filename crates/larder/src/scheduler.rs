@@ -53,8 +53,8 @@ impl Callers {
         Callers(Arc::new(CallerSet { first: None, whole, added: Mutex::default() }))
     }
 
-    /// Adds the callers of work that waits for this, also those that are added to it later; of a part, those of the whole.
-    /// This work counts for the one with the fewest slots.
+    /// Adds the callers of work that waits for this, also those that are added to it later; of a part, those of the
+    /// whole. This work counts for the one with the fewest slots.
     pub fn add(&self, other: &Callers) {
         let other = other.0.whole.as_ref().unwrap_or(other);
         let mut added = self.0.added.lock();
@@ -126,8 +126,8 @@ pub struct ScheduledWork {
 }
 
 impl ScheduledWork {
-    /// A pull from a repository, which is named with its registry. A slow pull makes the next pulls of its repository slow
-    /// until one of them is fast.
+    /// A pull from a repository, which is named with its registry. A slow pull makes the next pulls of its repository
+    /// slow until one of them is fast.
     pub(crate) fn pull(registry: &str, repository: &str, demand: &WorkDemand) -> ScheduledWork {
         let (registry, repository) = (hash(registry), hash(repository));
         ScheduledWork { registry, repository, demand: demand.clone(), is_slow: None }
@@ -252,8 +252,8 @@ impl Scheduler {
         Scheduler(Arc::new(Mutex::new(state)))
     }
 
-    /// A scheduler of layers: at least one, and at most `of_registry` of one registry at once, and twice as many of all, so
-    /// that a registry with all its slots leaves as many to others.
+    /// A scheduler of layers: at least one, and at most `of_registry` of one registry at once, and twice as many of
+    /// all, so that a registry with all its slots leaves as many to others.
     pub fn for_layers(of_registry: usize) -> Scheduler {
         let of_registry = of_registry.max(1);
         let scheduler = Scheduler::new(of_registry.saturating_mul(2), SlotRecall::TimeSlice);
@@ -271,8 +271,8 @@ impl Scheduler {
         self.acquire_from(work, None).await
     }
 
-    /// Waits for a slot like [`acquire`](Self::acquire), at its old place in the queue: that of the dropped slot with this
-    /// [arrival](WorkSlot::arrival).
+    /// Waits for a slot like [`acquire`](Self::acquire), at its old place in the queue: that of the dropped slot with
+    /// this [arrival](WorkSlot::arrival).
     pub(crate) async fn acquire_from(&self, work: &ScheduledWork, arrival: Option<u64>) -> WorkSlot {
         let (granted, grant) = oneshot::channel();
         let recall = Arc::new(Notify::new());
@@ -349,8 +349,8 @@ impl SchedulerState {
         }
     }
 
-    /// The waiting work that a decision compares, by index in order of arrival: of work of the same urgency, rate, callers
-    /// and repository, the first. `holders` are the callers of running work.
+    /// The waiting work that a decision compares, by index in order of arrival: of work of the same urgency, rate,
+    /// callers and repository, the first. `holders` are the callers of running work.
     fn candidates(&self, holders: &[Vec<u64>]) -> Vec<(usize, WorkShares)> {
         let mut seen = HashSet::new();
         let mut candidates = Vec::new();

@@ -22,8 +22,8 @@ pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send 
     }
 }
 
-/// Runs blocking work on this thread where it cannot be awaited, such as in a drop. If the thread runs tasks, another one takes
-/// over the other tasks first, unless the runtime has but one thread.
+/// Runs blocking work on this thread where it cannot be awaited, such as in a drop. If the thread runs tasks, another
+/// one takes over the other tasks first, unless the runtime has but one thread.
 ///
 /// # Panics
 /// In a task of a `LocalSet` on a runtime of several threads, which cannot move its other tasks.
@@ -32,8 +32,8 @@ pub fn in_place<T>(work: impl FnOnce() -> T) -> T {
     if matches!(flavor, Ok(RuntimeFlavor::MultiThread)) { block_in_place(work) } else { work() }
 }
 
-/// Starts the thread that owns a piece of state. A panic on it ends the process: a request that panics is an error of that
-/// request, but no other thread knows how far an owner had come, and the next start reads what is on disk.
+/// Starts the thread that owns a piece of state. A panic on it ends the process: a request that panics is an error of
+/// that request, but no other thread knows how far an owner had come, and the next start reads what is on disk.
 pub fn spawn_owner(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, io::Error> {
     Builder::new().name(name.to_owned()).spawn(move || {
         let _guard = AbortOnPanic;

@@ -1,9 +1,10 @@
-//! Paths that nobody but root and this user can change: directories of state, below which larder writes and removes as root, and
-//! programs that it runs.
+//! Paths that nobody but root and this user can change: directories of state, below which larder writes and removes as
+//! root, and programs that it runs.
 //!
-//! All directories on the path must be root's or this user's, and not writable by others. One that only leads there may be
-//! sticky, such as `/tmp`: there others can add names, and change only their own. Entries of a directory of state must be no
-//! links and have the same owners: they may be older than its mode. After these checks only larder makes entries.
+//! All directories on the path must be root's or this user's, and not writable by others. One that only leads there may
+//! be sticky, such as `/tmp`: there others can add names, and change only their own. Entries of a directory of state
+//! must be no links and have the same owners: they may be older than its mode. After these checks only larder makes
+//! entries.
 
 use std::ffi::OsString;
 use std::fs::Metadata;
@@ -54,8 +55,8 @@ impl From<PathError> for io::Error {
     }
 }
 
-/// Creates a directory of state if it is missing, with those above it, all of mode 0755 less the umask, and checks it. Returns
-/// its path without links. May block.
+/// Creates a directory of state if it is missing, with those above it, all of mode 0755 less the umask, and checks it.
+/// Returns its path without links. May block.
 pub fn create_dir(path: &Path) -> Result<PathBuf, PathError> {
     let walk = PathWalk { create: true, holder: EntryRole::Above, caller: &Caller::current() };
     walk.dir(path)
@@ -67,8 +68,8 @@ pub fn check_dir(path: &Path) -> Result<PathBuf, PathError> {
     walk.dir(path)
 }
 
-/// Checks a file that only root and this user can replace or change: no directory that holds it, or a link that is the last part
-/// of its path, may be sticky. Returns its path without links. May block.
+/// Checks a file that only root and this user can replace or change: no directory that holds it, or a link that is the
+/// last part of its path, may be sticky. Returns its path without links. May block.
 pub fn check_file(path: &Path) -> Result<PathBuf, PathError> {
     // Others may be in the groups of this user.
     let caller = &Caller { groups: Vec::new(), ..Caller::current() };
@@ -141,8 +142,8 @@ impl Caller {
     }
 }
 
-/// Whether only root and the caller can change an entry. A link has no mode of its own, and who may connect to a socket is the
-/// choice of a setting. Pure.
+/// Whether only root and the caller can change an entry. A link has no mode of its own, and who may connect to a socket
+/// is the choice of a setting. Pure.
 fn is_trusted(found: &EntryFacts, role: EntryRole, caller: &Caller) -> bool {
     let EntryFacts { is_link, is_socket, owner, group, mode } = *found;
     let is_of_host = role == EntryRole::Above && Some(owner) == caller.unmapped;

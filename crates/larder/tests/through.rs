@@ -1,5 +1,5 @@
-//! Pulls, lookups and removals without a pod's request: what they share with `ImageManager::ensure`, and what not. Time is
-//! simulated throughout.
+//! Pulls, lookups and removals without a pod's request: what they share with `ImageManager::ensure`, and what not. Time
+//! is simulated throughout.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;

@@ -79,8 +79,8 @@ fn document(end: &str) -> Zeroizing<Vec<u8>> {
     text
 }
 
-/// In a build without optimization, vector registers with pieces of an input are spilled to the stack. That is not what is
-/// looked for.
+/// In a build without optimization, vector registers with pieces of an input are spilled to the stack. That is not what
+/// is looked for.
 #[inline(never)]
 fn overwrite_stack() {
     fn deeper(left: u32) {

@@ -22,8 +22,8 @@ pub(super) async fn node_of(cluster: &Cluster) -> Option<String> {
     user.strip_prefix(USER).map(str::to_owned)
 }
 
-/// Whether admission lets a node write its own report only; `None` if the server has no such policies. A hint: larder works
-/// without it. Writes nothing.
+/// Whether admission lets a node write its own report only; `None` if the server has no such policies. A hint: larder
+/// works without it. Writes nothing.
 pub(super) async fn admission(cluster: &Cluster, options: &ClusterOptions) -> Option<ClusterCheck> {
     let call = cluster.client.list_api_group_resources("admissionregistration.k8s.io/v1");
     let served = cluster.call("admission policies".to_owned(), call).await.ok()?.resources;

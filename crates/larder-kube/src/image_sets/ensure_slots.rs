@@ -1,7 +1,7 @@
 //! How many images are ensured at the same time: fair to sets and to registries.
 //!
-//! Promises: a set has at most [`OF_ONE_SET`] slots for the images of one registry, all together have [`OF_ALL`], and one
-//! more for each set and registry that has none: whatever hangs, the others proceed.
+//! Promises: a set has at most [`OF_ONE_SET`] slots for the images of one registry, all together have [`OF_ALL`], and
+//! one more for each set and registry that has none: whatever hangs, the others proceed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

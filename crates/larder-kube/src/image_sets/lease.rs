@@ -153,7 +153,8 @@ impl Election {
     }
 }
 
-/// A lease that a candidate holds. Dropping it gives it up, if it is still held: another agent need not wait for its end.
+/// A lease that a candidate holds. Dropping it gives it up, if it is still held: another agent need not wait for its
+/// end.
 pub(super) struct HeldLease(Candidate);
 
 impl Drop for HeldLease {

@@ -116,15 +116,16 @@ impl ImageSetOptions {
     }
 }
 
-/// Follows the sets of a cluster and looks after their images on this node; writes their status while elected. Never ends;
-/// dropping it releases the images.
+/// Follows the sets of a cluster and looks after their images on this node; writes their status while elected. Never
+/// ends; dropping it releases the images.
 pub async fn run_image_sets(cluster: Cluster, options: ImageSetOptions, images: Arc<dyn SetImages>) {
     let (has_sets, receiver) = watch::channel(false);
     let node = node::NodeSets::new(&cluster, &options, images, has_sets);
     tokio::join!(Box::pin(node.run()), Box::pin(aggregator::campaign(cluster, options, receiver)));
 }
 
-/// Reports once that this node follows no image sets, where they were turned off. Ends when that is written, or may not be.
+/// Reports once that this node follows no image sets, where they were turned off. Ends when that is written, or may not
+/// be.
 pub async fn clear_report(cluster: &Cluster, options: &ImageSetOptions) {
     let mut log = ErrorLog::default();
     loop {

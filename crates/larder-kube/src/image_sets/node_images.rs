@@ -1,7 +1,7 @@
 //! The custom resource `NodeImages`: what one node reports about the image sets that select it.
 //!
-//! Only that node's agent writes it, so that nodes never conflict; the elected agent counts. It has neither spec nor status,
-//! as `EndpointSlice` has none: one request writes it.
+//! Only that node's agent writes it, so that nodes never conflict; the elected agent counts. It has neither spec nor
+//! status, as `EndpointSlice` has none: one request writes it.
 
 #![allow(unreachable_pub, reason = "the derive of schemas with rules makes an item inside a function")]
 #![allow(clippy::duplicated_attributes, reason = "columns are attributes of the same names")]

@@ -10,7 +10,8 @@ use super::resource::{ImageSet, RetryPolicy, count};
 use super::wanted::{admits, generation_of, name_of};
 use crate::event_recorder::cut;
 
-/// The longest text of a failure, in bytes, and how much of it is from the start of a longer one: the cause is at the end.
+/// The longest text of a failure, in bytes, and how much of it is from the start of a longer one: the cause is at the
+/// end.
 const LONGEST_MESSAGE: usize = 256;
 const START: usize = 80;
 
@@ -71,8 +72,8 @@ pub(super) fn next_deadline(sets: &[&ImageSet], since: &AdmittedSince, now: Inst
     sets.iter().filter_map(|set| deadline(set, since)).filter(|at| *at > now).min()
 }
 
-/// How long to wait after so many failed attempts; `None` ends the attempts. `random` is from 0 up to 1: nodes that failed
-/// together spread over half of the time.
+/// How long to wait after so many failed attempts; `None` ends the attempts. `random` is from 0 up to 1: nodes that
+/// failed together spread over half of the time.
 pub(super) fn retry_after(retry: &RetryPolicy, attempts: u32, random: f64) -> Option<Duration> {
     if retry.limit.is_some_and(|limit| attempts >= limit) {
         return None;

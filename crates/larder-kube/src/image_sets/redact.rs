@@ -1,4 +1,5 @@
-//! Texts of runtimes and registries without the secrets of URLs: they go into objects that many users of a cluster may read.
+//! Texts of runtimes and registries without the secrets of URLs: they go into objects that many users of a cluster may
+//! read.
 
 use std::borrow::Cow;
 

@@ -48,8 +48,8 @@ impl ReportWriter {
         self.written = Some(self.before.clone());
     }
 
-    /// The reports are about the node of this uid. What an earlier node of the same name has reported is removed with that
-    /// node, and is not true of this one.
+    /// The reports are about the node of this uid. What an earlier node of the same name has reported is removed with
+    /// that node, and is not true of this one.
     pub(super) fn set_owner(&mut self, uid: &str) {
         if self.owner != uid {
             (self.owner, self.written) = (uid.to_owned(), Some(Vec::new()));

@@ -53,13 +53,13 @@ pub struct ImageSetSpec {
     #[serde(default)]
     pub policy: RetentionPolicy,
     /// How many of the selected nodes may pull at the same time: a number or a percentage (rounded up). A node counts
-    /// until it has all images, or has got none for five minutes while failing. Nodes are admitted in the order of their
-    /// names; one that joins later and comes before `status.admittedUpTo` pulls at once, in addition.
+    /// until it has all images, or has got none for five minutes while failing. Nodes are admitted in the order of
+    /// their names; one that joins later and comes before `status.admittedUpTo` pulls at once, in addition.
     #[serde(default = "all_nodes")]
     #[schemars(schema_with = "parallelism")]
     pub parallelism: Option<IntOrString>,
-    /// How long a node may take from when it may pull until it has all images; after that it is reported as failing, and
-    /// continues. No limit without it.
+    /// How long a node may take from when it may pull until it has all images; after that it is reported as failing,
+    /// and continues. No limit without it.
     #[schemars(range(min = 1, max = 31_536_000))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline_seconds: Option<u32>,

@@ -21,8 +21,8 @@ pub(super) const FAILED_TO_RETRIEVE: &str = "FailedToRetrieveImagePullSecret";
 /// At most so many bytes of changed objects are sent to all watches of image sets in a second.
 const WATCH_BYTES_PER_SECOND: u64 = 1_000_000;
 
-/// A node that was admitted and is failing, or reports nothing, and for so long gets no further image does not keep others from
-/// pulling.
+/// A node that was admitted and is failing, or reports nothing, and for so long gets no further image does not keep
+/// others from pulling.
 pub(super) const STALLED_AFTER: Duration = Duration::from_secs(300);
 /// Time without a further image after which a pulling node no longer counts: an image may be large, and the node may
 /// have lost its power.
@@ -71,8 +71,8 @@ impl<'a> SelectedNodes<'a> {
         self.0.iter().filter(|(node, _)| is_admitted(node)).filter_map(unfinished).collect()
     }
 
-    /// The last node that may pull now: the next ones while fewer than `limit` admitted ones are pulling. A failing node
-    /// pulls its other images and retries. Nodes in `stalled` do not keep the others from pulling.
+    /// The last node that may pull now: the next ones while fewer than `limit` admitted ones are pulling. A failing
+    /// node pulls its other images and retries. Nodes in `stalled` do not keep the others from pulling.
     fn admit(&self, known: Option<&'a str>, limit: usize, stalled: &BTreeSet<String>) -> Option<&'a str> {
         let is_pulling = |node: &str, report: Option<&NodeSetReport>| {
             report.is_none_or(|report| report.state != NodeSetState::Ready) && !stalled.contains(node)
@@ -141,7 +141,8 @@ pub(super) fn status_of(
     status
 }
 
-/// How long no other status is written after one of a set: each one is sent to all nodes, and with it the images of the set.
+/// How long no other status is written after one of a set: each one is sent to all nodes, and with it the images of the
+/// set.
 pub(super) fn write_cost(nodes: usize, object_bytes: usize) -> Duration {
     let bytes = u64::try_from(nodes.saturating_mul(object_bytes)).unwrap_or(u64::MAX);
     Duration::from_millis(bytes.saturating_mul(1000) / WATCH_BYTES_PER_SECOND)
@@ -307,7 +308,8 @@ mod tests {
             (None, vec![], vec![], ("n2", 2, 3)),
             (Some("n2"), vec![("n1", 1, Pulling)], vec![], ("n2", 2, 3)),
             (Some("n2"), vec![("n1", 1, Ready), ("n2", 1, Pulling)], vec![], ("n3", 2, 2)),
-            // A failing node still pulls. One that has failed for long does not block the others; nor does one that is down.
+            // A failing node still pulls. One that has failed for long does not block the others; nor does one that is
+            // down.
             (Some("n2"), vec![("n1", 1, Failing), ("n2", 1, Pulling)], vec![], ("n2", 1, 3)),
             (Some("n2"), vec![("n1", 1, Failing), ("n2", 1, Pulling)], vec!["n1"], ("n3", 2, 2)),
             (Some("n2"), vec![("n1", 1, Pulling)], vec!["n2"], ("n3", 3, 2)),

@@ -1,5 +1,5 @@
-//! Events about image sets. The elected agent sends them when a condition changes: a thousand nodes that each send their own
-//! would say less, and cost more.
+//! Events about image sets. The elected agent sends them when a condition changes: a thousand nodes that each send
+//! their own would say less, and cost more.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::Resource as _;

@@ -44,15 +44,15 @@ pub trait SetImages: Send + Sync + 'static {
     /// The image is no longer retained.
     fn release(&self, image: &ImageName);
 
-    /// These are the images that are wanted, by name. Images that an earlier process has retained and that are not among them
-    /// are released.
+    /// These are the images that are wanted, by name. Images that an earlier process has retained and that are not
+    /// among them are released.
     fn note_wanted(&self, _wanted: &BTreeMap<String, WantedImage>) {}
 
     /// How many images are in each state.
     fn note_counts(&self, _counts: ImageCounts) {}
 
-    /// A value that is dropped once the images that are wanted at first were looked for, or are not known because the API
-    /// server does not answer.
+    /// A value that is dropped once the images that are wanted at first were looked for, or are not known because the
+    /// API server does not answer.
     fn begin_first_scan(&self) -> Option<FirstScanGuard> {
         None
     }
@@ -118,8 +118,8 @@ impl ImageTasks {
         }
     }
 
-    /// From now on these images are wanted. `was_ready` is whether an image of a set, with the set's generation, was ready
-    /// before larder started. `first` is held until those that are new have been looked for.
+    /// From now on these images are wanted. `was_ready` is whether an image of a set, with the set's generation, was
+    /// ready before larder started. `first` is held until those that are new have been looked for.
     pub(super) fn set(
         &mut self,
         wanted: BTreeMap<String, WantedImage>,
@@ -167,8 +167,8 @@ impl ImageTasks {
         }
     }
 
-    /// Remembers for which sets images were pulled once, while the sets want them: a change of another set is no reason to pull
-    /// them again.
+    /// Remembers for which sets images were pulled once, while the sets want them: a change of another set is no reason
+    /// to pull them again.
     fn note_pulled_once(&mut self, wanted: &BTreeMap<String, WantedImage>) {
         for (name, (running, _)) in &self.running {
             let is_pulled = running.is_ensured.load(Ordering::Relaxed);
@@ -215,7 +215,8 @@ impl Drop for ImageTasks {
 }
 
 impl ImageTask {
-    /// Releases the image, unless the new task for it will retain it: until that has found it, it stays retained as it is.
+    /// Releases the image, unless the new task for it will retain it: until that has found it, it stays retained as it
+    /// is.
     fn stop(&self, new: Option<&WantedImage>) {
         let mut states = self.states.by_image.lock();
         self.is_wanted.store(false, Ordering::Relaxed);

@@ -2,9 +2,9 @@
 //!
 //! Promises: bytes in the sink are not requested again, unless a server ignores ranges; after a failure at most the
 //! unwritten bytes of one connection are fetched twice; memory is at most two batches per connection, whatever the
-//! blob's size; after a failing host the next one continues at the byte reached; a blob whose ranges a host does not serve
-//! correctly is requested whole from then on. The content is **not** verified: the
-//! reader of the sink does that, and excludes hosts that sent wrong bytes with [`RepositorySession::without_hosts`].
+//! blob's size; after a failing host the next one continues at the byte reached; a blob whose ranges a host does not
+//! serve correctly is requested whole from then on. The content is **not** verified: the reader of the sink does that,
+//! and excludes hosts that sent wrong bytes with [`RepositorySession::without_hosts`].
 
 mod extents;
 mod sink;
@@ -157,8 +157,8 @@ impl<'s> BlobFetch<'s> {
         }
     }
 
-    /// Fetches the parts in parallel; `first` is open already. If ranges fail, stops and returns the connection for the rest,
-    /// if there is one.
+    /// Fetches the parts in parallel; `first` is open already. If ranges fail, stops and returns the connection for the
+    /// rest, if there is one.
     async fn in_parallel(
         &self,
         mut parts: MissingRanges,

@@ -20,8 +20,8 @@ const BATCH_TIME: Duration = Duration::from_secs(1);
 /// Receives the bytes of one blob, in any order.
 pub trait BlobSink: Send + Sync + 'static {
     /// Writes all of `data` at `offset` of the blob. Called on blocking threads, concurrently, never for overlapping
-    /// ranges. Bytes of a successful write are not fetched again. Never called after the fetch has ended, successfully or
-    /// not.
+    /// ranges. Bytes of a successful write are not fetched again. Never called after the fetch has ended, successfully
+    /// or not.
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()>;
 }
 

@@ -19,7 +19,8 @@ pub(crate) struct RegistryHost {
     pub(crate) tls: TlsSettings,
     /// Header fields added to each request.
     pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
-    /// Whether plain HTTP is used if the server does not speak TLS: on loopback, where nothing says which of them it is.
+    /// Whether plain HTTP is used if the server does not speak TLS: on loopback, where nothing says which of them it
+    /// is.
     pub(crate) plain_fallback: bool,
     /// True for the registry itself, which the credential for the image belongs to.
     pub(crate) is_registry: bool,

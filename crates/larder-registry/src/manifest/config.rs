@@ -7,8 +7,8 @@ use serde::de::{Deserializer, Error as _};
 use super::limits::{MAX_BYTES, MAX_LAYERS, MAX_LISTED_TEXT};
 use super::{ManifestError, bounded};
 
-/// The fields of an image config that image management needs. A runtime reads the others from the bytes, and labels are read
-/// where something asks for them: a config may have megabytes of those.
+/// The fields of an image config that image management needs. A runtime reads the others from the bytes, and labels are
+/// read where something asks for them: a config may have megabytes of those.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageConfig {
     /// The platform of the image; fields that the config lacks are empty.

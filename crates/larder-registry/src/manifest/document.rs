@@ -142,7 +142,8 @@ impl ImageManifest {
         layers: Vec<Descriptor>,
         annotations: BTreeMap<String, String>,
     ) -> Result<ImageManifest, ManifestError> {
-        // Some builders omit the config's media type or write plain JSON. A config of another known purpose must be refused.
+        // Some builders omit the config's media type or write plain JSON. A config of another known purpose must be
+        // refused.
         if config.kind() != MediaType::Config && !is_vague(&config.media_type) {
             return Err(ManifestError::NotAnImage(config.media_type.chars().take(200).collect()));
         }

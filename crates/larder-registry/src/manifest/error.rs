@@ -74,8 +74,8 @@ pub enum ManifestError {
 }
 
 impl ManifestError {
-    /// Returns true if the document is valid and describes other content than an image of layers that can be unpacked, such
-    /// as a signature, an SBOM or a chart. An index may list such documents beside images.
+    /// Returns true if the document is valid and describes other content than an image of layers that can be unpacked,
+    /// such as a signature, an SBOM or a chart. An index may list such documents beside images.
     pub fn is_other_content(&self) -> bool {
         matches!(
             self,

@@ -8,7 +8,8 @@ pub(super) const MAX_LAYERS: usize = 500;
 pub(super) const MAX_MANIFESTS: usize = 1000;
 /// Most annotations and most URLs of one descriptor.
 pub(super) const MAX_ANNOTATIONS: usize = 256;
-/// Longest user and creation time of a config, in bytes. Lists of images show them, and a list is one message of 16 MiB.
+/// Longest user and creation time of a config, in bytes. Lists of images show them, and a list is one message of 16
+/// MiB.
 pub(super) const MAX_LISTED_TEXT: usize = 1024;
 /// How deep indexes may be nested.
 pub const MAX_DEPTH: usize = 4;

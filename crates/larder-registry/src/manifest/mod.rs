@@ -5,13 +5,14 @@
 //!                                 -> layers
 //! ```
 //!
-//! Read [`ManifestOrIndex::parse`] first. Everything here is pure; [`RepositorySession`](crate::RepositorySession) fetches the documents.
+//! Read [`ManifestOrIndex::parse`] first. Everything here is pure; [`RepositorySession`](crate::RepositorySession)
+//! fetches the documents.
 //!
 //! Digests are over the bytes as received, so callers keep the bytes: documents are never serialized again.
 //!
 //! Promises: no input panics; a parsed document has a bounded size in memory, whatever its content
-//! ([`MAX_BYTES`] of text, and the other bounds in `limits.rs`); a document that could be parsed both as a manifest and as
-//! an index is refused; errors name the next step.
+//! ([`MAX_BYTES`] of text, and the other bounds in `limits.rs`); a document that could be parsed both as a manifest and
+//! as an index is refused; errors name the next step.
 
 mod bounded;
 mod config;

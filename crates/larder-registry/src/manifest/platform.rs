@@ -70,8 +70,8 @@ impl PlatformMatcher {
         PlatformMatcher { wanted: platform.clone(), accepted, is_requested: false }
     }
 
-    /// The requested platform, or an older variant of it; of another architecture nothing, even if a machine of this platform
-    /// can run it.
+    /// The requested platform, or an older variant of it; of another architecture nothing, even if a machine of this
+    /// platform can run it.
     pub fn requested(platform: &Platform) -> PlatformMatcher {
         let mut matcher = PlatformMatcher::for_platform(platform);
         matcher.is_requested = true;

@@ -52,8 +52,8 @@ impl fmt::Debug for TlsSettings {
 }
 
 impl TlsSettings {
-    /// Returns this trust without client certificates, for another server: one that this host redirects to, or that gives
-    /// tokens for it.
+    /// Returns this trust without client certificates, for another server: one that this host redirects to, or that
+    /// gives tokens for it.
     pub(crate) fn for_other(&self, on_loopback: bool) -> TlsSettings {
         let skip_verify = self.skip_verify && (!self.skip_is_implied || on_loopback);
         TlsSettings { client: Vec::new(), skip_verify, ..self.clone() }

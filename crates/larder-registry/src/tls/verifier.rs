@@ -220,8 +220,8 @@ fn check_may_sign(certificate: &Certificate) -> Result<(), CertificateProblem> {
     }
 }
 
-/// Changes `CA:TRUE` of a server's certificate to `CA:FALSE`: webpki refuses it otherwise. [`OriginalSignature`] verifies
-/// the signature of what the server sent.
+/// Changes `CA:TRUE` of a server's certificate to `CA:FALSE`: webpki refuses it otherwise. [`OriginalSignature`]
+/// verifies the signature of what the server sent.
 fn clear_ca(der: &mut [u8], certificate: &Certificate) {
     let extensions = certificate.tbs_certificate().extensions().into_iter().flatten();
     let Some(extension) = extensions.into_iter().find(|extension| extension.extn_id == BasicConstraints::OID)

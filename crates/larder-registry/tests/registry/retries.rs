@@ -17,8 +17,8 @@ fn with_image() -> FaultRegistry {
     registry
 }
 
-/// Waits until a registry has requested a wait and `requests` of the client obey it, and runs the clock ahead to its end.
-/// How long it was.
+/// Waits until a registry has requested a wait and `requests` of the client obey it, and runs the clock ahead to its
+/// end. How long it was.
 async fn pass_hold(client: &RegistryClient, registry: &FaultRegistry, requests: usize) -> Duration {
     let load =
         load_until(client, registry, |load| !load.held_for.is_zero() && load.waiting == requests).await;

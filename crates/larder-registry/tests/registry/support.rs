@@ -42,8 +42,8 @@ pub(crate) fn advance(time: Duration) {
     tokio::time::resume();
 }
 
-/// Runs the client's clock ahead by `limit` while requests hang, so that their time limit passes at once, and that of no
-/// other request. Never ends.
+/// Runs the client's clock ahead by `limit` while requests hang, so that their time limit passes at once, and that of
+/// no other request. Never ends.
 pub(crate) async fn pass_limit(
     client: &RegistryClient,
     registry: &FaultRegistry,

@@ -341,8 +341,8 @@ pub(crate) fn or_null<'de, T: Deserialize<'de> + Default, D: Deserializer<'de>>(
     Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
-/// The JSON text of a value as Go writes it, in a buffer of at least `room` bytes. If that is enough, no copy of a secret
-/// is left in memory that the buffer had before.
+/// The JSON text of a value as Go writes it, in a buffer of at least `room` bytes. If that is enough, no copy of a
+/// secret is left in memory that the buffer had before.
 pub(crate) fn encode(value: &impl Serialize, room: usize) -> Zeroizing<Vec<u8>> {
     let mut text = Zeroizing::new(Vec::with_capacity(room));
     let mut serializer = Serializer::with_formatter(&mut *text, GoFormatter);

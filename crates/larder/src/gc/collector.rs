@@ -114,7 +114,8 @@ impl Collector {
         measure.instrument(measure_span()).await
     }
 
-    /// Measures the filesystems that the runtime reports beside the one that GC acts on, and shares a measurement likewise.
+    /// Measures the filesystems that the runtime reports beside the one that GC acts on, and shares a measurement
+    /// likewise.
     pub async fn measure_other_filesystems(&self) -> Result<Vec<OtherFilesystem>, FilesystemError> {
         let disk = Arc::clone(&self.parts.disk);
         self.other_measurement.join(async move { disk.measure_others().await }).await
@@ -147,16 +148,16 @@ impl Collector {
         self.state.flush().await;
     }
 
-    /// Collects for this goal by this policy; keep rules of the collector's policy that are newer apply as well. The result
-    /// reports what was done even if that was not enough or some removals failed.
+    /// Collects for this goal by this policy; keep rules of the collector's policy that are newer apply as well. The
+    /// result reports what was done even if that was not enough or some removals failed.
     pub async fn round(&self, goal: GcGoal, policy: &GcPolicy) -> GcRoundResult {
         let _turn = self.round.lock().await;
         let _running = self.progress.begin(goal);
         Round::new(self, policy, goal).run().await
     }
 
-    /// Plans a round for this goal without executing it. Does not wait for a running round. Records which images are present, but no
-    /// use. As after the leases of the purposes `ended` were ended.
+    /// Plans a round for this goal without executing it. Does not wait for a running round. Records which images are
+    /// present, but no use. As after the leases of the purposes `ended` were ended.
     pub async fn dry_run(
         &self,
         goal: GcGoal,
@@ -189,8 +190,8 @@ impl Collector {
         Ok(DryRun { report, snapshot })
     }
 
-    /// The space beside images that a round would reclaim. Unknown space counts as nothing, unless the goal is that space
-    /// alone.
+    /// The space beside images that a round would reclaim. Unknown space counts as nothing, unless the goal is that
+    /// space alone.
     async fn reclaimable(
         &self,
         goal: GcGoal,
@@ -208,8 +209,8 @@ impl Collector {
         }
     }
 
-    /// Images, their uses and their layers by this policy, without the filesystem. Does not wait for a running round. Records
-    /// which images are present, but no use.
+    /// Images, their uses and their layers by this policy, without the filesystem. Does not wait for a running round.
+    /// Records which images are present, but no use.
     pub async fn snapshot(&self, policy: &GcPolicy) -> Result<GcSnapshot, GcError> {
         self.observe(policy, ObservationPurpose::Query).await
     }

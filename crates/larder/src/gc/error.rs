@@ -69,8 +69,8 @@ pub(super) struct LeftUnused {
 }
 
 impl GcError {
-    /// A round that did not free enough, in kubelet's words; `disk` is the measurement before the removals. What was retained on
-    /// purpose is named in place of other data.
+    /// A round that did not free enough, in kubelet's words; `disk` is the measurement before the removals. What was
+    /// retained on purpose is named in place of other data.
     pub(super) fn insufficient(disk: FsStats, freed: i64, left: Option<LeftUnused>) -> GcError {
         let used = used_percent(disk.capacity, disk.available);
         let size = size_text(i64::try_from(disk.capacity).unwrap_or(i64::MAX));

@@ -55,8 +55,8 @@ pub enum FilesystemContent {
     Containers,
 }
 
-/// The reported filesystems beside the first one of images. Directories on one device are one filesystem, named by the first
-/// of them; those that `device` does not know are not on this machine.
+/// The reported filesystems beside the first one of images. Directories on one device are one filesystem, named by the
+/// first of them; those that `device` does not know are not on this machine.
 fn others(reported: &Filesystems, device: impl Fn(&Path) -> Option<u64>) -> Vec<(FilesystemContent, &Path)> {
     let images = reported.image.iter().map(|usage| (FilesystemContent::Images, &*usage.mountpoint));
     let containers =

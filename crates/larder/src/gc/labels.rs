@@ -1,7 +1,7 @@
 //! Labels of images' configs, for keep rules and requests that select by label.
 //!
-//! A config may have megabytes of labels. They are read only where they are asked for, and of a config only the labels with the
-//! keys asked for are kept, each cut at [`MAX_LABEL_VALUE`].
+//! A config may have megabytes of labels. They are read only where they are asked for, and of a config only the labels
+//! with the keys asked for are kept, each cut at [`MAX_LABEL_VALUE`].
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};

@@ -118,8 +118,8 @@ impl GcLoops {
         }
     }
 
-    /// Notes that another collector, such as kubelet's, has removed an image. A round that runs starts over when the other
-    /// one is done: the other frees space, too, and two rounds for one shortage free it twice.
+    /// Notes that another collector, such as kubelet's, has removed an image. A round that runs starts over when the
+    /// other one is done: the other frees space, too, and two rounds for one shortage free it twice.
     pub fn removed_by_another(&self) {
         self.others.send_replace(Some(Instant::now()));
     }
@@ -142,8 +142,8 @@ impl GcLoops {
         self.images.subscribe()
     }
 
-    /// Runs until dropped. Without a threshold that can be exceeded no image is removed, but what nothing can use any more
-    /// is reclaimed, and usage records and the image list are updated.
+    /// Runs until dropped. Without a threshold that can be exceeded no image is removed, but what nothing can use any
+    /// more is reclaimed, and usage records and the image list are updated.
     pub async fn run(&self) {
         // Rounds first: a round that the timer starts at the same moment handles the pressure.
         tokio::join!(biased; self.rounds(), self.listing(), self.watching(), self.following(), self.looking());

@@ -154,8 +154,9 @@ impl<'a> SpaceMeter<'a> {
         }
     }
 
-    /// Measures until the counted or planned amount is free, or no more becomes free. Returns the measured amount; `None` if
-    /// it cannot be measured. A counted amount is waited for only until the filesystem has once failed to show one.
+    /// Measures until the counted or planned amount is free, or no more becomes free. Returns the measured amount;
+    /// `None` if it cannot be measured. A counted amount is waited for only until the filesystem has once failed to
+    /// show one.
     async fn wait_until_freed(&mut self, of: &MeteredRemoval<'_>) -> Option<DiskSpace> {
         let before = self.now.filter(|_| self.is_measuring())?;
         let expected = of.counted.unwrap_or(of.removal.frees);
@@ -198,8 +199,8 @@ impl<'a> SpaceMeter<'a> {
         Some(i64::try_from(now - before).unwrap_or(i64::MAX))
     }
 
-    /// Bytes that this sweep freed in all: counted by the backend; else the change of the filesystem, without what other
-    /// processes freed; planned if nothing is measured.
+    /// Bytes that this sweep freed in all: counted by the backend; else the change of the filesystem, without what
+    /// other processes freed; planned if nothing is measured.
     pub(super) fn total_freed(&self) -> u64 {
         let (false, Some(before), Some(now)) = (self.counts_files, self.before, self.now) else {
             return self.freed_bytes;

@@ -4,8 +4,8 @@
 //! reclaim -> observe (images, uses, records) -> plan -> sweep -> history
 //! ```
 //!
-//! Read [`Collector::round`] first. [`plan()`] decides, and is pure: [`Collector::dry_run`] returns the plan, and a round
-//! executes it. [`GcStrategy`] selects the algorithm: larder's, or kubelet's for [`GcPolicy::kubelet`].
+//! Read [`Collector::round`] first. [`plan()`] decides, and is pure: [`Collector::dry_run`] returns the plan, and a
+//! round executes it. [`GcStrategy`] selects the algorithm: larder's, or kubelet's for [`GcPolicy::kubelet`].
 
 mod activity;
 mod builder;

@@ -17,15 +17,16 @@ pub enum GcStrategy {
     #[default]
     Larder,
     /// Kubelet's algorithm, accidents included: image sizes as the runtime reports them add up, an image that was never
-    /// used is older than any maximum age, containers protect images by ID only, and ages follow the wall clock. Only the
-    /// percentages of bytes and the ages start a round.
+    /// used is older than any maximum age, containers protect images by ID only, and ages follow the wall clock. Only
+    /// the percentages of bytes and the ages start a round.
     Kubelet,
 }
 
 /// When images are collected, and which.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GcPolicy {
-    /// Whose rules decide. With [`GcStrategy::Kubelet`], `min_free_bytes`, `inodes` and `when_unreachable` do not apply.
+    /// Whose rules decide. With [`GcStrategy::Kubelet`], `min_free_bytes`, `inodes` and `when_unreachable` do not
+    /// apply.
     pub strategy: GcStrategy,
     /// Start when this percentage of the filesystem is used. 0 to 100, default 85; 100 is never (for kubelet, when the
     /// filesystem is full). Other limits still apply.

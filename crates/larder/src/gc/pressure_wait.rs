@@ -57,8 +57,8 @@ impl PressureWait {
         PressureWait { earliest: at, latest: at, basis: None }
     }
 
-    /// After a round that ended `now` and freed too little by `plan`: until time makes the next image a candidate, but no
-    /// longer than the timer waits.
+    /// After a round that ended `now` and freed too little by `plan`: until time makes the next image a candidate, but
+    /// no longer than the timer waits.
     pub(super) fn after(
         now: Instant,
         periods: &GcIntervals,

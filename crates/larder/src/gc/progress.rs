@@ -27,7 +27,8 @@ pub struct GcRoundProgress {
     pub since: Instant,
     /// Its current step.
     pub phase: GcPhase,
-    /// The amount to free, with what was freed before the last plan; zero before the plan and for goals without an amount.
+    /// The amount to free, with what was freed before the last plan; zero before the plan and for goals without an
+    /// amount.
     pub need: DiskSpace,
     /// The amount that all removals free together, as planned.
     pub expected_freed: DiskSpace,

@@ -13,9 +13,9 @@ use crate::retention::source::collect;
 use crate::retention::{RetentionError, RetentionPurpose, RetentionSet, SourceScope};
 
 impl Collector {
-    /// The reasons for which each of these images is retained, whatever its age, by the policy in force at the call. Asks
-    /// sources up to this scope, and matches images by ID and by name, whatever the strategy. Updates no records; an image
-    /// without a record is first seen now.
+    /// The reasons for which each of these images is retained, whatever its age, by the policy in force at the call.
+    /// Asks sources up to this scope, and matches images by ID and by name, whatever the strategy. Updates no records;
+    /// an image without a record is first seen now.
     pub async fn retentions(
         &self,
         images: &[Image],
@@ -36,8 +36,8 @@ impl Collector {
         Ok(retained.collect())
     }
 
-    /// Of these images, those that a keep rule retains. Lists all images if a rule compares images or selects by label, and
-    /// calls the backend in no other case.
+    /// Of these images, those that a keep rule retains. Lists all images if a rule compares images or selects by label,
+    /// and calls the backend in no other case.
     async fn kept_images(
         &self,
         policy: &GcPolicy,

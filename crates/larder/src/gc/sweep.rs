@@ -3,8 +3,8 @@
 //! A removal that fails, or whose image is now in use, does not stop the sweep: if the goal is not reached at the end
 //! of the plan, the remaining images are planned again. With larder's strategy the filesystem is measured after each
 //! removal, the sweep waits a bounded time for a backend that frees in the background, and stops as soon as the
-//! measured free space is enough. It also stops when removals were planned to free half as much again as was missing and
-//! the filesystem does not show it: more removals would not help while other processes hold the files.
+//! measured free space is enough. It also stops when removals were planned to free half as much again as was missing
+//! and the filesystem does not show it: more removals would not help while other processes hold the files.
 
 use std::time::Duration;
 
@@ -29,8 +29,8 @@ use crate::trace_context;
 pub struct RemovedImage {
     /// The removal, with the amount that was planned.
     pub removal: PlannedRemoval,
-    /// The size of the removed files as the backend counted them. Otherwise the change of the filesystem, which includes
-    /// what other writers changed; `None` if it was not measured.
+    /// The size of the removed files as the backend counted them. Otherwise the change of the filesystem, which
+    /// includes what other writers changed; `None` if it was not measured.
     pub freed: Option<DiskSpace>,
 }
 
@@ -48,8 +48,8 @@ pub struct SweepReport {
     /// Bytes freed: of the removed files, if the backend counted them, else the change of the filesystem, without what
     /// the images in `already_removed` were planned to free. Nominal with kubelet's strategy.
     pub freed: i64,
-    /// Change of the available bytes of the filesystem, including what other writers changed during the sweep. `None` if
-    /// it was not measured.
+    /// Change of the available bytes of the filesystem, including what other writers changed during the sweep. `None`
+    /// if it was not measured.
     pub available_change: Option<i64>,
     /// Bytes that had to be freed.
     pub wanted: i64,
@@ -133,8 +133,8 @@ impl SweepGoal {
         }
     }
 
-    /// Whether the counted removals with another one reach the goal, if nothing else writes to the filesystem. A goal that
-    /// is a number of bytes does not wait for the filesystem.
+    /// Whether the counted removals with another one reach the goal, if nothing else writes to the filesystem. A goal
+    /// that is a number of bytes does not wait for the filesystem.
     fn would_be_reached(&self, meter: &SpaceMeter<'_>, counted: Option<DiskSpace>) -> bool {
         let (ReclaimTarget::Free(wanted), Some(free), Some(counted)) =
             (self.target, meter.expected_free(), counted)
@@ -144,8 +144,8 @@ impl SweepGoal {
         !self.is_number_of_bytes() && (free + counted).shortfall_to(wanted) == DiskSpace::ZERO
     }
 
-    /// Whether everything that is still missing should be free by the plans, and half as much again. Counted bytes do not
-    /// lag.
+    /// Whether everything that is still missing should be free by the plans, and half as much again. Counted bytes do
+    /// not lag.
     fn is_lagging(&self, meter: &SpaceMeter<'_>) -> bool {
         let (ReclaimTarget::Free(wanted), Some(disk), None) =
             (self.target, meter.now(), self.bytes_left(meter))

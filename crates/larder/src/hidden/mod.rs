@@ -5,9 +5,9 @@
 //! succeeded for it, which checks the credentials of the pod.
 //!
 //! An image is hidden before it becomes visible: the file says which names are pulled, and which images were visible
-//! before. New images of their repositories are hidden until the pulls have ended, or a day after their end is unknown; those that
-//! are present when a pull has failed stay hidden, because the runtime may have recorded them for it. A file that is damaged
-//! hides all images that are present.
+//! before. New images of their repositories are hidden until the pulls have ended, or a day after their end is unknown;
+//! those that are present when a pull has failed stay hidden, because the runtime may have recorded them for it. A file
+//! that is damaged hides all images that are present.
 
 mod state;
 
@@ -53,7 +53,8 @@ impl PrefetchCredentials {
 pub struct HiddenImages {
     path: PathBuf,
     state: Mutex<HiddenState>,
-    /// The content of the file; empty after a failed write. Locked while the file is written, also where the caller is canceled.
+    /// The content of the file; empty after a failed write. Locked while the file is written, also where the caller is
+    /// canceled.
     written: Arc<AsyncMutex<Vec<u8>>>,
 }
 
@@ -196,7 +197,8 @@ impl HiddenImages {
 }
 
 impl HiddenPull<'_> {
-    /// The pull has failed for good. A runtime may have recorded the image before it did: what is new in the repository is hidden.
+    /// The pull has failed for good. A runtime may have recorded the image before it did: what is new in the repository
+    /// is hidden.
     pub(crate) async fn fail(self, backend: &dyn Backend) {
         let end = match backend.list().await {
             Ok(present) => {

@@ -74,7 +74,8 @@ impl HiddenState {
         (self.is_lost || is_of_pull) && !self.visible.contains(&image.id)
     }
 
-    /// A pull of this image begins, if these are the images that are present: nothing has changed since they were listed.
+    /// A pull of this image begins, if these are the images that are present: nothing has changed since they were
+    /// listed.
     pub(super) fn begin(
         &mut self,
         image: &ImageName,
@@ -129,8 +130,8 @@ impl HiddenState {
         self.changes
     }
 
-    /// These images were present after as many changes: others are forgotten, and those that a lost file or an abandoned
-    /// pull may have hidden are. Returns whether nothing has changed since.
+    /// These images were present after as many changes: others are forgotten, and those that a lost file or an
+    /// abandoned pull may have hidden are. Returns whether nothing has changed since.
     pub(super) fn note_present(&mut self, changes: u64, present: &PresentImages, now: SystemTime) -> bool {
         if changes != self.changes {
             return false;

@@ -146,8 +146,8 @@ pub struct EnsureError {
     /// registry to accept these first. Reason and message do not say so, because a pod's status must not reveal which
     /// images are present.
     pub access_denied: bool,
-    /// Whether the pull was tried without the pod's credentials, which may not be used ahead of kubelet: it may fail until
-    /// kubelet has pulled the image. Not sent over the control API.
+    /// Whether the pull was tried without the pod's credentials, which may not be used ahead of kubelet: it may fail
+    /// until kubelet has pulled the image. Not sent over the control API.
     pub credentials_withheld: bool,
 }
 

@@ -97,11 +97,12 @@ impl ImageManager {
         Ok(DirectRemoval { image: found, freed: removed.freed() })
     }
 
-    /// Removes an image, or names of it, on request, unless `refuse` has an error for the image as it is then. The empty ID is that of an image whose ID the backend does not report.
+    /// Removes an image, or names of it, on request, unless `refuse` has an error for the image as it is then. The
+    /// empty ID is that of an image whose ID the backend does not report.
     ///
     /// One removal at a time for each image: others of that image wait, and then find nothing left. Once begun, it runs
-    /// to its end even if the caller is canceled. It ignores leases, which only defer garbage collection; they end with the
-    /// image, not with one of its names.
+    /// to its end even if the caller is canceled. It ignores leases, which only defer garbage collection; they end with
+    /// the image, not with one of its names.
     pub async fn remove_by_id(
         &self,
         id: &ImageId,

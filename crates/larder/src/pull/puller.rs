@@ -245,8 +245,8 @@ impl ImagePuller {
         }
     }
 
-    /// Waits for a slot, passes the throttle, pulls, and queries the size while it holds the slot. It holds none while room is
-    /// made for it.
+    /// Waits for a slot, passes the throttle, pulls, and queries the size while it holds the slot. It holds none while
+    /// room is made for it.
     async fn pull(
         &self,
         job: &PullJob,

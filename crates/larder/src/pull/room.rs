@@ -14,8 +14,8 @@ pub(super) const ROUNDS: u32 = 3;
 /// Frees disk space for pulls.
 #[async_trait]
 pub trait RoomMaker: Send + Sync {
-    /// Removes images that retention allows until the likely bytes are free in addition to those free now, or as many as can be.
-    /// Removes none if that is less than the least.
+    /// Removes images that retention allows until the likely bytes are free in addition to those free now, or as many
+    /// as can be. Removes none if that is less than the least.
     async fn make_room(&self, bytes: ReclaimBytes) -> RoomOutcome;
 }
 
@@ -42,8 +42,8 @@ pub(super) fn missing_bytes(error: &PullerError) -> Option<ReclaimBytes> {
     failed.causes().last().and_then(BackendError::kind).and_then(CallErrorKind::reclaim_bytes)
 }
 
-/// The error of a pull for which no room was made, with what a round may free now. Where that is not enough, the next step
-/// is no further collection.
+/// The error of a pull for which no room was made, with what a round may free now. Where that is not enough, the next
+/// step is no further collection.
 pub(super) fn without_room(error: PullerError, outcome: RoomOutcome) -> PullerError {
     let PullerError::Failed(failed) = error else { return error };
     let with_reclaimable = |cause: &BackendError| shortage(cause, outcome).unwrap_or_else(|| cause.clone());

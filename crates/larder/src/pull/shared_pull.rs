@@ -22,7 +22,8 @@ use crate::credentials::Credential;
 use crate::reference::ImageName;
 use crate::scheduler::WorkDemand;
 
-/// Identity of a pull: the name as sent to the runtime, the runtime handler, its options, and whether the image is hidden.
+/// Identity of a pull: the name as sent to the runtime, the runtime handler, its options, and whether the image is
+/// hidden.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct SharedPullKey {
     image: ImageName,
@@ -91,9 +92,9 @@ impl SharedPullResult {
 
     /// Whether this outcome is also that of a caller with these credentials.
     ///
-    /// A success applies to callers that could have achieved it: all if it was anonymous, all pods if it used the node's
-    /// credential, else those with the credential that worked. A failure applies to callers with exactly the same
-    /// candidates.
+    /// A success applies to callers that could have achieved it: all if it was anonymous, all pods if it used the
+    /// node's credential, else those with the credential that worked. A failure applies to callers with exactly the
+    /// same candidates.
     pub(super) fn applies_to(&self, job: &PullJob) -> bool {
         let candidates = &job.credentials;
         let is_pod = job.credential_owner == CredentialOwner::Pod;

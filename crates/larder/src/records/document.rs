@@ -1,7 +1,7 @@
 //! The two documents of the records, in kubelet's own format (`kubelet.config.k8s.io/v1beta1`).
 //!
-//! Reading is strict: an unknown or repeated field, another case, another kind is an error, as in kubelet. `v1alpha1` is
-//! read as well. What is written is one line, with fields and keys in kubelet's order and Go's escapes.
+//! Reading is strict: an unknown or repeated field, another case, another kind is an error, as in kubelet. `v1alpha1`
+//! is read as well. What is written is one line, with fields and keys in kubelet's order and Go's escapes.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -73,7 +73,8 @@ impl ImagePullCredentials {
     }
 }
 
-/// A pull secret that an image was pulled with. Its hash is left out of `Debug`: short passwords can be guessed from it.
+/// A pull secret that an image was pulled with. Its hash is left out of `Debug`: short passwords can be guessed from
+/// it.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "SecretText", into = "SecretText")]
 pub struct RecordedSecret {

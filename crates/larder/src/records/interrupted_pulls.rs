@@ -1,7 +1,8 @@
 //! Resolves interrupted pulls: queries the backend for the image, and closes the intent accordingly.
 //!
 //! Canceling a caller does not stop the backend: the image may still become present. Until the outcome is known, the
-//! intent remains, and the image is accessible to no pod. A backend that knows when its pulls have ended decides at once.
+//! intent remains, and the image is accessible to no pod. A backend that knows when its pulls have ended decides at
+//! once.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};

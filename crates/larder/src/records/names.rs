@@ -6,8 +6,8 @@ use crate::reference::ImageName;
 /// Minimum number of digits of a short ID.
 const SHORTEST_ID: usize = 4;
 
-/// Whether the runtime lists an image under exactly this name, as kubelet compares after a restart. An intent of another
-/// spelling stays, and restricts access to all that it [may name](may_name_same_image).
+/// Whether the runtime lists an image under exactly this name, as kubelet compares after a restart. An intent of
+/// another spelling stays, and restricts access to all that it [may name](may_name_same_image).
 pub(super) fn has_name(image: &Image, name: &ImageName) -> bool {
     image.repo_tags.iter().chain(&image.repo_digests).any(|known| name == known)
 }

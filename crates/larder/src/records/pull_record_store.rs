@@ -310,7 +310,8 @@ impl PullRecordStore {
         (Some(result), error)
     }
 
-    /// Whether [`check`](PullRecordStore::check) would require a pull. Adds no rotated secret to the record, and is not counted.
+    /// Whether [`check`](PullRecordStore::check) would require a pull. Adds no rotated secret to the record, and is not
+    /// counted.
     pub async fn would_require_pull(
         &self,
         image: &ImageName,
@@ -361,8 +362,8 @@ impl PullRecordStore {
         }
     }
 
-    /// Looks up credentials only if the result depends on them. `may_be_ours` is whether larder may have pulled an image
-    /// without a record, as [`may_be_ours`](PullRecordStore::may_be_ours) returned before the record was read.
+    /// Looks up credentials only if the result depends on them. `may_be_ours` is whether larder may have pulled an
+    /// image without a record, as [`may_be_ours`](PullRecordStore::may_be_ours) returned before the record was read.
     async fn decide(
         &self,
         image: &ImageName,
@@ -411,8 +412,9 @@ impl PullRecordStore {
         }
     }
 
-    /// Whether larder may have pulled an image that has no record; always, where the policy does not depend on it. A backend that
-    /// records the origin of images knows; with any other one, an intent of a pull that may name the image decides.
+    /// Whether larder may have pulled an image that has no record; always, where the policy does not depend on it. A
+    /// backend that records the origin of images knows; with any other one, an intent of a pull that may name the image
+    /// decides.
     async fn may_be_ours(&self, image: &ImageName, image_ref: &ImageId) -> bool {
         if !self.verification.read().requires_pull_records() {
             return true;

@@ -302,8 +302,8 @@ impl<'a> ChangeBatch<'a> {
         }
     }
 
-    /// An image that was pulled but not recorded is accessible to no pod before it authenticates. A preloaded one was present
-    /// before the pull.
+    /// An image that was pulled but not recorded is accessible to no pod before it authenticates. A preloaded one was
+    /// present before the pull.
     fn recover(
         &mut self,
         images: &[Image],
@@ -343,8 +343,8 @@ impl<'a> ChangeBatch<'a> {
         };
         let there: BTreeSet<&ImageName> =
             intents.iter().filter(|image| context.dir.has_intent(image).unwrap_or(false)).collect();
-        // Intents that exist are replaced by equal ones: the process that wrote them may not have synced them, and the sync of
-        // a descriptor opened now would not report that a write failed.
+        // Intents that exist are replaced by equal ones: the process that wrote them may not have synced them, and the
+        // sync of a descriptor opened now would not report that a write failed.
         let own = intents.iter().map(|image| ImagePullIntent { image: image.clone() });
         let files: Vec<_> = own.chain(renewed).map(intent).chain(records.iter().map(record)).collect();
         context.dir.write(&files)?;

@@ -5,9 +5,9 @@
 //! runtime ([`apply_default_tag`]) and what pull records are keyed by ([`trim_tag_and_digest`]) stays the text that
 //! the user wrote.
 //!
-//! A name may end with the platform of an image for other machines: `busybox:1.36#linux/arm64`. Each platform's image has a
-//! name of its own, so a store can have several of them, and none takes the name that stands for the node's image.
-//! The suffix is larder's: registries and runtimes never see it.
+//! A name may end with the platform of an image for other machines: `busybox:1.36#linux/arm64`. Each platform's image
+//! has a name of its own, so a store can have several of them, and none takes the name that stands for the node's
+//! image. The suffix is larder's: registries and runtimes never see it.
 //!
 //! Promises: no input panics; time and memory grow at most linearly with the length of the input; error texts are
 //! kubelet's, word for word.
@@ -141,7 +141,8 @@ impl Reference {
         Reference { tag: None, digest: Some(digest.clone()), ..self.clone() }
     }
 
-    /// The name with one of tag and digest, as stores have it: with `latest` if it has neither, without the tag if it has both.
+    /// The name with one of tag and digest, as stores have it: with `latest` if it has neither, without the tag if it
+    /// has both.
     #[must_use]
     pub fn stored(&self) -> Reference {
         match &self.digest {

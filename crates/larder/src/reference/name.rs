@@ -188,8 +188,8 @@ impl ImageName {
         self.0.parsed.as_ref().map_err(|kind| ReferenceError::named(self.as_str(), kind.clone()))
     }
 
-    /// The name as it is sent to the runtime: as written, with `:latest` if it has neither tag nor digest, and without this
-    /// machine's platform. It is never qualified or rewritten. Fails as [`reference`](ImageName::reference) does.
+    /// The name as it is sent to the runtime: as written, with `:latest` if it has neither tag nor digest, and without
+    /// this machine's platform. It is never qualified or rewritten. Fails as [`reference`](ImageName::reference) does.
     pub fn with_default_tag(&self) -> Result<ImageName, ReferenceError> {
         let parsed = self.reference()?;
         let needs_tag = parsed.tag().is_none() && parsed.digest().is_none();

@@ -43,8 +43,8 @@ impl Platform {
         &HOST
     }
 
-    /// Parses what a user writes after `--platform`: `OS[/ARCHITECTURE[/VARIANT]]`, with this machine's architecture where
-    /// there is none.
+    /// Parses what a user writes after `--platform`: `OS[/ARCHITECTURE[/VARIANT]]`, with this machine's architecture
+    /// where there is none.
     pub fn parse_short(text: &str) -> Result<Platform, PlatformError> {
         if text.contains('/') {
             return text.parse();
@@ -54,14 +54,15 @@ impl Platform {
             .map_err(|_| PlatformError(text.to_owned()))
     }
 
-    /// Whether an image for this platform is one for this machine: it names no other system or architecture, and no other
-    /// variant than this machine's.
+    /// Whether an image for this platform is one for this machine: it names no other system or architecture, and no
+    /// other variant than this machine's.
     pub fn is_host(&self) -> bool {
         let (own, host) = (self.canonical(), Platform::host().canonical());
         own == host || self.variant.is_empty() && (own.os, own.architecture) == (host.os, host.architecture)
     }
 
-    /// Normalizes spellings as containerd does: builders write `x86_64`, `aarch64`, `arm64` with and without `v8`, and so on.
+    /// Normalizes spellings as containerd does: builders write `x86_64`, `aarch64`, `arm64` with and without `v8`, and
+    /// so on.
     #[must_use]
     pub fn canonical(&self) -> Platform {
         let lower = |text: &str| text.to_ascii_lowercase();

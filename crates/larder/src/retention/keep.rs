@@ -316,8 +316,8 @@ fn nearest(selector: &Selector, images: &[KeepRuleInput<'_>]) -> Vec<String> {
     nearest_names(wanted, images.iter().flat_map(|image| image.names))
 }
 
-/// The names that are similar to a text, best first; at most three. Similar is a repository whose last part differs by a
-/// typing error or begins with that of the text, whatever its registry and tag. Names with a digest are ignored.
+/// The names that are similar to a text, best first; at most three. Similar is a repository whose last part differs by
+/// a typing error or begins with that of the text, whatever its registry and tag. Names with a digest are ignored.
 pub fn nearest_names<'a>(text: &str, names: impl IntoIterator<Item = &'a String>) -> Vec<String> {
     let wanted = text.replace(['*', '?'], "");
     let part = last_part(&wanted);

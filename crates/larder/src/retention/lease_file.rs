@@ -1,7 +1,7 @@
 //! Leases on disk, so that garbage collection of a later process retains the images as well.
 //!
-//! One process at a time writes the file. Lost leases would let images be removed, so a file that cannot be read is an error
-//! until it is repaired or removed.
+//! One process at a time writes the file. Lost leases would let images be removed, so a file that cannot be read is an
+//! error until it is repaired or removed.
 
 use std::io::{self, Read as _};
 use std::path::PathBuf;

@@ -6,9 +6,9 @@
 //! [begins](RemovalGate::try_begin_removal) only without a lease. If a removal of the image ran since the check began,
 //! the lease is refused, because the backend's answer may be older than the removal, and the ensure checks again.
 //!
-//! The lease of an ensure ends when a use of the image is seen that began after the lease: from then on the use protects
-//! it. A look at uses [tells the gate](RemovalGate::note_uses), a backend also [of uses that ended](RemovalGate::end_used)
-//! between two looks; the expiry is for images that nothing uses.
+//! The lease of an ensure ends when a use of the image is seen that began after the lease: from then on the use
+//! protects it. A look at uses [tells the gate](RemovalGate::note_uses), a backend also [of uses that
+//! ended](RemovalGate::end_used) between two looks; the expiry is for images that nothing uses.
 //!
 //! The gate has all leases of images, whoever takes them. With a file it saves them for later processes: a caller that
 //! promises a durable lease [saves](RemovalGate::save_leases) before it answers.
@@ -227,9 +227,9 @@ impl Default for RemovalGate {
 }
 
 impl RemovalGate {
-    /// A gate whose leases outlive the process in this file, of which it is the only user. Leases of ensures in the file
-    /// last at most `longest_ensure` from now. Until the file can be read, [`retentions`](RetentionSource::retentions) and
-    /// [`save_leases`](RemovalGate::save_leases) fail. May block.
+    /// A gate whose leases outlive the process in this file, of which it is the only user. Leases of ensures in the
+    /// file last at most `longest_ensure` from now. Until the file can be read,
+    /// [`retentions`](RetentionSource::retentions) and [`save_leases`](RemovalGate::save_leases) fail. May block.
     pub fn with_file(path: PathBuf, longest_ensure: Duration) -> RemovalGate {
         let gate = RemovalGate { file: Some(LeaseFile::new(path, longest_ensure)), ..RemovalGate::default() };
         // Reported by each later use.
@@ -255,7 +255,8 @@ impl RemovalGate {
     /// Must be awaited before an explicitly requested removal; drop the guard right after. Ignores the image's leases,
     /// which only defer garbage collection. Waits while the image is already being removed.
     ///
-    /// Without an ID, which a backend does not report of an incomplete image, no image is leased until the guard is dropped.
+    /// Without an ID, which a backend does not report of an incomplete image, no image is leased until the guard is
+    /// dropped.
     pub async fn wait_begin_removal(self: &Arc<Self>, id: impl Into<ImageId>) -> RemovalGuard {
         let id = id.into();
         let mut ended = self.ended.subscribe();
@@ -278,9 +279,9 @@ impl RemovalGate {
         self.state().awaits_use(Instant::now())
     }
 
-    /// Ends the leases of ensures whose images are used since. `found` has the uses of all sources by a look that began at
-    /// this time, `images` the present images, for uses that are reported by name. A use that is found for the first time
-    /// counts as begun then.
+    /// Ends the leases of ensures whose images are used since. `found` has the uses of all sources by a look that began
+    /// at this time, `images` the present images, for uses that are reported by name. A use that is found for the first
+    /// time counts as begun then.
     pub(crate) fn note_uses(&self, found: &[Retention], images: &[Image], looked: Instant) {
         let mut state = self.state();
         let mut used = state.note_uses(found, looked);
@@ -394,8 +395,8 @@ impl PresenceCheck {
         !state.removing.is_empty() || state.removals > self.from
     }
 
-    /// Leases an image that was found present since this check began, for a request instead of the request before it. False if a removal may have overtaken the answer:
-    /// check again. Waits while the image is being removed.
+    /// Leases an image that was found present since this check began, for a request instead of the request before it.
+    /// False if a removal may have overtaken the answer: check again. Waits while the image is being removed.
     pub async fn lease(self, id: impl Into<ImageId>, purpose: LeasePurpose, time: Duration) -> bool {
         let id = id.into();
         let mut ended = self.gate.ended.subscribe();

@@ -53,8 +53,8 @@ impl RetentionSet {
     }
 }
 
-/// All reasons for one image, in the order of [`RetentionClass`](super::RetentionClass): those of sources, the runtime's pin
-/// and the keep rule.
+/// All reasons for one image, in the order of [`RetentionClass`](super::RetentionClass): those of sources, the
+/// runtime's pin and the keep rule.
 pub(crate) fn in_order(
     sources: impl IntoIterator<Item = RetentionPurpose>,
     is_pinned: bool,

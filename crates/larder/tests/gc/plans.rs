@@ -259,8 +259,8 @@ proptest! {
         }
     }
 
-    /// A goal in reach has the same plan by each rule; one out of reach removes no more than all, and by `worthwhile` only
-    /// what frees half of what is missing together, or a tenth alone.
+    /// A goal in reach has the same plan by each rule; one out of reach removes no more than all, and by `worthwhile`
+    /// only what frees half of what is missing together, or a tenth alone.
     #[test]
     fn a_rule_for_goals_out_of_reach_changes_no_other_plan(case in case()) {
         let order: Vec<usize> = (0..case.images.len()).collect();

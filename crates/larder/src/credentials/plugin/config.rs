@@ -116,8 +116,8 @@ pub enum ProviderConfigError {
     Duplicate(String),
 }
 
-/// Reads a file, or all files of a directory (not of directories in it) that end in `.json`, `.yaml` or `.yml`, by their names.
-/// Blocks on the disk.
+/// Reads a file, or all files of a directory (not of directories in it) that end in `.json`, `.yaml` or `.yml`, by
+/// their names. Blocks on the disk.
 pub fn load(path: &Path, decode: ProviderConfigDecoder<'_>) -> Result<LoadedProviders, ProviderConfigError> {
     let found = fs_err::metadata(path).map_err(ProviderConfigError::Unreadable)?;
     let files = if found.is_dir() {

@@ -46,8 +46,8 @@ impl TrustError {
     }
 }
 
-/// The real path of a program that only root and this user can replace: file, all directories that lead to it, and all links on
-/// the way with theirs. A directory with the sticky bit, as `/tmp`, may lead there, but not hold it.
+/// The real path of a program that only root and this user can replace: file, all directories that lead to it, and all
+/// links on the way with theirs. A directory with the sticky bit, as `/tmp`, may lead there, but not hold it.
 pub(in super::super) fn check_program(path: &Path) -> Result<PathBuf, TrustError> {
     let absent = |cause| TrustError::Absent { path: path.to_owned(), cause };
     // Not fs_err: its text would repeat the path.

@@ -1,4 +1,5 @@
-//! Kubelet's algorithm, as of v1.36, accidents included: sizes as the runtime reports them add up, whatever images share.
+//! Kubelet's algorithm, as of v1.36, accidents included: sizes as the runtime reports them add up, whatever images
+//! share.
 
 use super::layer_graph::RemovalStep;
 use super::strategy::{PlanInput, ReclaimTarget, Selection, Strategy, sort_by_last_use};
@@ -92,8 +93,8 @@ fn step(snapshot: &GcSnapshot, image: usize) -> RemovalStep {
     RemovalStep { image, frees, estimated: true, shared: None }
 }
 
-/// Adds up nominal sizes and checks the sum after each removal. Also returns the images that are too young, as far as they
-/// come before the last removal.
+/// Adds up nominal sizes and checks the sum after each removal. Also returns the images that are too young, as far as
+/// they come before the last removal.
 fn add_up(input: &PlanInput<'_>, wanted: i64) -> (Vec<RemovalStep>, Vec<ImageId>) {
     let PlanInput { snapshot, retained, .. } = input;
     let is_too_young = |retained: &Option<RetainReason>| {

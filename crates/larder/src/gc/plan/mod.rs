@@ -3,8 +3,8 @@
 //! Promises: an image in use, pinned, kept by a rule or too young for its goal is never in a [`GcPlan`]; removals are
 //! ordered least recently used first, and equal input in any order gives an equal plan.
 //!
-//! [`plan`] retains what no goal may remove ([`retained`]), orders the rest and selects from it by the [`Strategy`] of the
-//! policy: [`exact`] is larder's, [`kubelet`] is kubelet's algorithm.
+//! [`plan`] retains what no goal may remove ([`retained`]), orders the rest and selects from it by the [`Strategy`] of
+//! the policy: [`exact`] is larder's, [`kubelet`] is kubelet's algorithm.
 
 mod exact;
 mod kubelet;
@@ -115,8 +115,8 @@ pub(super) fn stages(goal: GcGoal, policy: &GcPolicy) -> impl Iterator<Item = Gc
     has_age_stage.then_some(GcGoal::Age).into_iter().chain([goal])
 }
 
-/// Plans all `stages` of a round for this goal. Every image that no stage removes gets the reason for which the last one
-/// retains it.
+/// Plans all `stages` of a round for this goal. Every image that no stage removes gets the reason for which the last
+/// one retains it.
 pub fn plan(snapshot: &GcSnapshot, policy: &GcPolicy, goal: GcGoal) -> GcPlan {
     let (mut rest, mut planned): (_, Option<GcPlan>) = (Cow::Borrowed(snapshot), None);
     for stage in stages(goal, policy) {

@@ -2,7 +2,8 @@
 //!
 //! Within one boot the monotonic clock gives the time that passed since the last observation; what the wall clock moved
 //! beyond that is a step, and all recorded times move with it, so that ages do not change. Across a boot the time since
-//! the boot has passed; of the time before it the wall clock is trusted for up to a day, and not at all if it went back.
+//! the boot has passed; of the time before it the wall clock is trusted for up to a day, and not at all if it went
+//! back.
 
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};

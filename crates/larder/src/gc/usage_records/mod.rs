@@ -56,9 +56,9 @@ pub(super) fn handler_of(image: &Image) -> &str {
 }
 
 impl ImageUsageRecords {
-    /// Applies which images are present and used now; a lease is no use. New images are first seen now, used images are last used now,
-    /// records of images that are no longer present are dropped. With larder's strategy all times first move
-    /// with a step of the clock.
+    /// Applies which images are present and used now; a lease is no use. New images are first seen now, used images are
+    /// last used now, records of images that are no longer present are dropped. With larder's strategy all times first
+    /// move with a step of the clock.
     pub fn observe(
         &mut self,
         images: &[Image],
