@@ -1,4 +1,5 @@
-//! A vector that grows without moving what is in it, so that growth needs no memory for two copies. It can wait in a file.
+//! A vector that grows without moving what is in it, so that growth needs no memory for two copies. It can wait in a
+//! file.
 
 use std::io;
 

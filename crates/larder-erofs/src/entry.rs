@@ -12,8 +12,8 @@ pub struct ErofsTime {
 /// One entry of a layer's archive.
 #[derive(Debug, Clone, Copy)]
 pub struct ErofsEntry<'a> {
-    /// As the archive names it: may be absolute, may contain `.` and `..`. The root is `/` or `.`. A last component with
-    /// the prefix `.wh.` is a whiteout, `.wh..wh..opq` makes its directory opaque.
+    /// As the archive names it: may be absolute, may contain `.` and `..`. The root is `/` or `.`. A last component
+    /// with the prefix `.wh.` is a whiteout, `.wh..wh..opq` makes its directory opaque.
     pub path: &'a [u8],
     /// Kind of the entry.
     pub kind: ErofsEntryKind<'a>,

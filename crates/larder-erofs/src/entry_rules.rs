@@ -1,5 +1,5 @@
-//! Rules of the content of an entry of a layer. They are applied before anything of an entry is written, so that a mount shows what
-//! was written: nothing is left to a kernel that would fold, cut or refuse it.
+//! Rules of the content of an entry of a layer. They are applied before anything of an entry is written, so that a
+//! mount shows what was written: nothing is left to a kernel that would fold, cut or refuse it.
 //!
 //! | part of an entry | kept | left out, and counted | rejected |
 //! |---|---|---|---|
@@ -72,8 +72,8 @@ pub(crate) fn check_name(name: &[u8]) -> Result<(), EntryProblem> {
     if name.len() > MAX_NAME { Err(EntryProblem::NameTooLong) } else { Ok(()) }
 }
 
-/// The attributes of an inode of this type that are kept, and the number of those that are left out. Of equal names the last
-/// one counts.
+/// The attributes of an inode of this type that are kept, and the number of those that are left out. Of equal names the
+/// last one counts.
 pub(crate) fn kept_xattrs(
     xattrs: &[(Vec<u8>, Vec<u8>)],
     mode: u16,
@@ -144,8 +144,8 @@ const GROUP: u16 = 8;
 const MASK: u16 = 16;
 const OTHER: u16 = 32;
 
-/// An access control list as the kernel returns one: its entries in order, and no ID but for named users and groups. `None` for
-/// one that acl(5) does not allow.
+/// An access control list as the kernel returns one: its entries in order, and no ID but for named users and groups.
+/// `None` for one that acl(5) does not allow.
 fn sorted_acl(value: &[u8]) -> Option<Vec<u8>> {
     const VERSION: [u8; 4] = 2u32.to_le_bytes();
     let entries = value.strip_prefix(&VERSION)?;

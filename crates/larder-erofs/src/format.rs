@@ -1,7 +1,7 @@
 //! The on-disk format: superblock, inodes and directory entries. All numbers are little-endian.
 //!
-//! An inode is found by its number: its offset in units of 32 bytes. Layers of this crate have extended inodes only, since
-//! compact ones have no time of their own, and no attributes that inodes share.
+//! An inode is found by its number: its offset in units of 32 bytes. Layers of this crate have extended inodes only,
+//! since compact ones have no time of their own, and no attributes that inodes share.
 
 use crate::error::LayerDamage;
 

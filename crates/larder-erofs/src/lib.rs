@@ -17,12 +17,13 @@
 //!
 //! Guarantees:
 //! - metadata is one region, so that it can be complete before the data is; the kernel reads nothing else for a mount;
-//! - file data is appended as it comes; short files and tails are stored with their inodes, without a block of their own;
+//! - file data is appended as it comes; short files and tails are stored with their inodes, without a block of their
+//!   own;
 //! - equal input makes an equal layer: no clock, no randomness;
 //! - memory is bounded by [`ErofsOptions::max_name_bytes`], 18 bytes for an entry, 32 for a directory, and about 4 MiB;
-//! - entries are applied in order, as if each changed a directory on top of lower layers: a later entry replaces an earlier
-//!   one, parents that never come are made, links in a path are resolved inside the layer. What a replacement hides from
-//!   lower layers stays hidden.
+//! - entries are applied in order, as if each changed a directory on top of lower layers: a later entry replaces an
+//!   earlier one, parents that never come are made, links in a path are resolved inside the layer. What a replacement
+//!   hides from lower layers stays hidden.
 //!
 //! After an error the layer is useless, and so is the writer.
 

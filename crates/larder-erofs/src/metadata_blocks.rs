@@ -1,9 +1,9 @@
 //! Blocks of inodes and file tails while they fill up.
 //!
 //! A record (an inode, its attributes, the tail of its data) must not cross a block, and records come in any size, so
-//! several blocks are open at a time and a record is placed in the fullest one that has room. A block that has to make way
-//! for a new one is written to a temporary file, in the place that it has among these blocks: they follow all data in the
-//! layer, so the place of an inode among them is known at once, and its number at the end.
+//! several blocks are open at a time and a record is placed in the fullest one that has room. A block that has to make
+//! way for a new one is written to a temporary file, in the place that it has among these blocks: they follow all data
+//! in the layer, so the place of an inode among them is known at once, and its number at the end.
 
 use crate::error::ErofsError;
 use crate::format::{BLOCK, SLOT, SLOTS_PER_BLOCK};

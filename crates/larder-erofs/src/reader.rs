@@ -1,7 +1,8 @@
 //! Reads a layer without mounting it: by positional reads of its file, as any user.
 //!
-//! A layer file may be damaged, or made by an enemy. Each offset is checked before it is used, memory for one call is bounded
-//! (256 KiB for attributes, a block for everything else), and a directory is entered once only, so that each walk ends.
+//! A layer file may be damaged, or made by an enemy. Each offset is checked before it is used, memory for one call is
+//! bounded (256 KiB for attributes, a block for everything else), and a directory is entered once only, so that each
+//! walk ends.
 //!
 //! Only layers as [`ErofsWriter`](crate::ErofsWriter) writes them are read: blocks of 4096 bytes, extended inodes, no
 //! compression, no attributes that inodes share.

@@ -1,7 +1,7 @@
 //! Files with holes: which chunks they consist of, and which of them have data.
 //!
-//! A file of chunks has a map with one block address for each chunk. Small chunks need a large map, large chunks are filled
-//! up with zeros, so the size is chosen that costs least.
+//! A file of chunks has a map with one block address for each chunk. Small chunks need a large map, large chunks are
+//! filled up with zeros, so the size is chosen that costs least.
 
 use std::iter;
 

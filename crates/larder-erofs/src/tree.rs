@@ -2,8 +2,8 @@
 //! directory. Names, links and attributes of directories can be moved to a temporary file, and while the tree waits,
 //! everything else to another one.
 //!
-//! Nodes are never removed. A node of a name that is used again changes what it is. A directory that something replaced is
-//! no longer referenced by its node, and everything in it is dead with it: [`NameTree::live_directories`].
+//! Nodes are never removed. A node of a name that is used again changes what it is. A directory that something replaced
+//! is no longer referenced by its node, and everything in it is dead with it: [`NameTree::live_directories`].
 //!
 //! A directory's parent has a smaller number than the directory.
 

@@ -31,13 +31,14 @@ pub use lower_files::OverlayView;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ErofsOptions {
     /// Bytes of memory for names and links, at most; more are moved to a temporary file. All else takes 18 bytes for an
-    /// entry and 32 more for a directory, unless the layer is [parked](ErofsWriter::park); [`ErofsWriter::finish`] needs no more than what is freed before. Default 32 MiB,
-    /// enough for a million names of 32 bytes.
+    /// entry and 32 more for a directory, unless the layer is [parked](ErofsWriter::park); [`ErofsWriter::finish`]
+    /// needs no more than what is freed before. Default 32 MiB, enough for a million names of 32 bytes.
     pub max_name_bytes: usize,
-    /// The UUID of the filesystem. Overlay mounts log a warning when two of their layers have the same one. Default zero.
+    /// The UUID of the filesystem. Overlay mounts log a warning when two of their layers have the same one. Default
+    /// zero.
     pub uuid: [u8; 16],
-    /// Names with the prefix `.wh.` and devices 0:0 hide names of lower layers. False for a filesystem that stands alone, in
-    /// which they are files like others. Default true.
+    /// Names with the prefix `.wh.` and devices 0:0 hide names of lower layers. False for a filesystem that stands
+    /// alone, in which they are files like others. Default true.
     pub whiteouts: bool,
 }
 
@@ -138,8 +139,8 @@ impl<O: ErofsOutput> ErofsWriter<O> {
         Ok(self.tree.spill_names()?)
     }
 
-    /// Moves all but some kilobytes to temporary files while the layer waits. Until [`unpark`](ErofsWriter::unpark), nothing
-    /// else may be called.
+    /// Moves all but some kilobytes to temporary files while the layer waits. Until [`unpark`](ErofsWriter::unpark),
+    /// nothing else may be called.
     pub fn park(&mut self) -> Result<(), ErofsError> {
         self.tree.park(&mut self.links)?;
         self.blocks.park()
@@ -248,8 +249,8 @@ impl<O: ErofsOutput> ErofsWriter<O> {
         self.last_parent = (Vec::new(), ROOT);
     }
 
-    /// The directory at a place: the one that is there, or a new one. What was there instead hid what lower layers have at
-    /// this path, and so does the directory.
+    /// The directory at a place: the one that is there, or a new one. What was there instead hid what lower layers have
+    /// at this path, and so does the directory.
     fn directory(&mut self, place: EntryPlace<'_>, mtime: ErofsTime) -> Result<DirId, ErofsError> {
         let found = self.tree.find(place.dir, place.name).map(|node| self.tree.node(node));
         if let Some(node) = found.filter(|node| node.kind() == NodeKind::Directory) {

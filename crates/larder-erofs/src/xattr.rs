@@ -47,7 +47,8 @@ const HEADER: usize = 12;
 /// Before the name and the value of each.
 const ENTRY: usize = 4;
 
-/// The attributes of an entry that are kept, encoded; empty if there are none. And the number of those that were left out.
+/// The attributes of an entry that are kept, encoded; empty if there are none. And the number of those that were left
+/// out.
 pub(crate) fn encode_xattrs(xattrs: &[(Vec<u8>, Vec<u8>)], mode: u16) -> (Vec<u8>, u64) {
     let (kept, skipped) = kept_xattrs(xattrs, mode);
     let mut encoded = Vec::new();
@@ -67,8 +68,8 @@ pub(crate) fn mark_opaque(encoded: &mut Vec<u8>) {
     push(encoded, &(XattrIndex::Trusted, b"overlay.opaque".to_vec()), b"y");
 }
 
-/// Adds the mark of a directory with whiteouts. Where only one layer has a directory, overlayfs lists it as it is, whiteouts
-/// included, unless it has this attribute, whose value may be empty. mkfs.erofs sets it likewise.
+/// Adds the mark of a directory with whiteouts. Where only one layer has a directory, overlayfs lists it as it is,
+/// whiteouts included, unless it has this attribute, whose value may be empty. mkfs.erofs sets it likewise.
 pub(crate) fn mark_whiteouts(encoded: &mut Vec<u8>) {
     push(encoded, &(XattrIndex::Trusted, b"overlay.origin".to_vec()), b"");
 }
@@ -97,7 +98,8 @@ pub(crate) fn decode_xattrs(encoded: &[u8]) -> Option<Xattrs> {
     Some(xattrs)
 }
 
-/// Turns the name of a stored attribute into that of the archive. Returns false for a mark that the archive does not have.
+/// Turns the name of a stored attribute into that of the archive. Returns false for a mark that the archive does not
+/// have.
 pub(crate) fn unescape(name: &mut Vec<u8>) -> bool {
     const ESCAPED: &[u8] = b"trusted.overlay.overlay.";
     const OWN: &[u8] = b"trusted.overlay.";

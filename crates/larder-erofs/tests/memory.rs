@@ -1,4 +1,5 @@
-//! A million entries need little memory: that of the whole process, as the kernel counts it. One test, since it is measured.
+//! A million entries need little memory: that of the whole process, as the kernel counts it. One test, since it is
+//! measured.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -43,8 +44,8 @@ fn peak_memory() -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
 }
 
-/// Paths as in a layer of Node.js or Python packages, but for repeated names: 23 bytes of name, 10 files in a directory,
-/// a link for every 20 files and a hard link for every 50.
+/// Paths as in a layer of Node.js or Python packages, but for repeated names: 23 bytes of name, 10 files in a
+/// directory, a link for every 20 files and a hard link for every 50.
 #[test]
 fn a_million_entries_fit_into_64_mib_and_names_may_be_in_a_file() {
     let options = ErofsOptions { max_name_bytes: 0, ..ErofsOptions::default() };

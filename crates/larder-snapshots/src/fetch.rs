@@ -5,8 +5,8 @@
 //! Prepare(layer 2) --> the same fetch ------+--> or containerd's own way, if it failed
 //! ```
 //!
-//! A fetch ends when none of the calls that wait for it is left. Its outcome is remembered for a time: containerd asks for one
-//! layer after another.
+//! A fetch ends when none of the calls that wait for it is left. Its outcome is remembered for a time: containerd asks
+//! for one layer after another.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,8 +23,8 @@ use tonic::async_trait;
 
 use crate::labels::AnnouncedLayer;
 
-/// How long one call may wait for a layer. Until it returns, containerd collects no garbage, and if it wants to, no other call to its
-/// snapshots begins.
+/// How long one call may wait for a layer. Until it returns, containerd collects no garbage, and if it wants to, no
+/// other call to its snapshots begins.
 pub(crate) const WAIT: Duration = Duration::from_secs(20);
 
 /// How long it is remembered that an image was fetched.
@@ -39,15 +39,15 @@ pub trait LayerFetcher: Send + Sync {
     /// Whether layers are fetched for containerd.
     fn is_enabled(&self) -> bool;
 
-    /// Fetches all layers of an image into the store, with no other credentials than the node's. Returns the reason if it
-    /// cannot.
+    /// Fetches all layers of an image into the store, with no other credentials than the node's. Returns the reason if
+    /// it cannot.
     async fn fetch(&self, image: &Reference) -> Result<FetchedImage, String>;
 
     /// Waits for the pull that will make the layer with this chain ID present. Returns whether there was one.
     async fn wait_for_layer(&self, chain: &Digest) -> bool;
 
-    /// Whether every namespace of containerd may have the layers that these images share: whether one of them can be pulled
-    /// without a pod's credentials. Takes some seconds at most.
+    /// Whether every namespace of containerd may have the layers that these images share: whether one of them can be
+    /// pulled without a pod's credentials. Takes some seconds at most.
     async fn is_one_accessible(&self, images: &[ImageRecord]) -> bool;
 }
 

@@ -1,5 +1,5 @@
-//! `containerd.services.snapshots.v1.Snapshots` on larder's store: containerd runs containers from it, as a proxy plugin of
-//! type `snapshot`.
+//! `containerd.services.snapshots.v1.Snapshots` on larder's store: containerd runs containers from it, as a proxy
+//! plugin of type `snapshot`.
 //!
 //! ```text
 //! request -> service.rs -> larder_store::snapshots -> mounts, or an error class of containerd
@@ -7,8 +7,8 @@
 //!               '-------> fetch.rs (layers that the store lacks)
 //! ```
 //!
-//! Promises: what was answered is durable; an error has the code that containerd's own overlayfs snapshotter would give, so
-//! that containerd's garbage collector and its retries work as with that one.
+//! Promises: what was answered is durable; an error has the code that containerd's own overlayfs snapshotter would
+//! give, so that containerd's garbage collector and its retries work as with that one.
 
 mod fetch;
 mod filter;

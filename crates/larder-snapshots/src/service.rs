@@ -27,8 +27,8 @@ use crate::proto::{
 /// The name in the paths of calls.
 pub const SERVICE_NAME: &str = snapshots_server::SERVICE_NAME;
 
-/// The namespace in which kubelet's images are. In another one, a pull has not proved that its repository has the layers of the
-/// store.
+/// The namespace in which kubelet's images are. In another one, a pull has not proved that its repository has the
+/// layers of the store.
 const NAMESPACE: &str = "k8s.io/";
 
 /// Snapshots in one message of a list.
@@ -52,7 +52,8 @@ impl SnapshotService {
         SnapshotService { store, fetches: layers.map(|layers| Arc::new(ImageFetches::new(layers))) }
     }
 
-    /// Makes a snapshot of the layer that containerd is about to unpack, if the store has it or can fetch it. Returns its key.
+    /// Makes a snapshot of the layer that containerd is about to unpack, if the store has it or can fetch it. Returns
+    /// its key.
     async fn adopt(&self, new: &NewSnapshot) -> Result<Option<String>, Status> {
         let Some(chain) = chain_of(&new.labels) else { return Ok(None) };
         if self.may_reuse(&chain, &new.key).await? {

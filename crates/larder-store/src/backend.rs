@@ -27,7 +27,8 @@ pub trait AttachedRuntime: Send + Sync {
     /// committed it fails.
     async fn after_commit(&self, image: &ImageName) -> Result<(), BackendError>;
 
-    /// Runs a removal from the store, with what has to be done before it, and after it if something is left of the image.
+    /// Runs a removal from the store, with what has to be done before it, and after it if something is left of the
+    /// image.
     async fn around_removal(
         &self,
         image: &ImageName,

@@ -34,8 +34,8 @@ impl SpaceReclaimer for StoreBackend {
     }
 }
 
-/// The uses that began since the last observation: by mounts and, where containerd has its snapshots in the store, by its
-/// containers.
+/// The uses that began since the last observation: by mounts and, where containerd has its snapshots in the store, by
+/// its containers.
 #[async_trait]
 impl ActivityFeed for StoreBackend {
     async fn take_activity(&self, _images: &[Image]) -> Result<Vec<ImageActivity>, BackendError> {

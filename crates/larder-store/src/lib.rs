@@ -4,9 +4,9 @@
 //! larder-registry -> ingest -> unpack -> store -> mounts
 //! ```
 //!
-//! `pull` fetches an image with `larder-registry`; `unpack` turns one layer archive into one EROFS file, which is mounted
-//! as an overlay lower; `store` keeps layers and images and makes an image visible in one transaction, after everything
-//! it needs is durable. Read [`pull::StorePuller::pull`] first.
+//! `pull` fetches an image with `larder-registry`; `unpack` turns one layer archive into one EROFS file, which is
+//! mounted as an overlay lower; `store` keeps layers and images and makes an image visible in one transaction, after
+//! everything it needs is durable. Read [`pull::StorePuller::pull`] first.
 
 pub mod backend;
 pub mod disk;

@@ -51,8 +51,8 @@ impl SmallDisk {
         self.0.free().unwrap().0
     }
 
-    /// Gives data its blocks as it is written. Otherwise ext4 counts up to 2,048 blocks twice for a moment, when it writes
-    /// data out.
+    /// Gives data its blocks as it is written. Otherwise ext4 counts up to 2,048 blocks twice for a moment, when it
+    /// writes data out.
     fn allocate_at_once(&self) {
         self.0.tune(&["-o", "nodelalloc"]).unwrap();
     }

@@ -1,5 +1,5 @@
-//! Layers of many empty files, all of which wait for their lowers, need little memory: that of the whole process, as the
-//! kernel counts it. One test, since it is measured.
+//! Layers of many empty files, all of which wait for their lowers, need little memory: that of the whole process, as
+//! the kernel counts it. One test, since it is measured.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 

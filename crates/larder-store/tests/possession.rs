@@ -560,8 +560,8 @@ fn config_of(layers: &[usize]) -> Vec<u8> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, max_shrink_iters: 200, ..ProptestConfig::default() })]
 
-    /// Reuse without proof: no layer becomes part of an image unless the source of the image has sent the bytes. An archive is
-    /// a source like a registry: what one archive has sent, another need not.
+    /// Reuse without proof: no layer becomes part of an image unless the source of the image has sent the bytes. An
+    /// archive is a source like a registry: what one archive has sent, another need not.
     #[test]
     fn no_layer_crosses_to_an_image_without_a_transfer_from_its_source(
         holdings in prop::collection::vec(holdings(), REGISTRIES),

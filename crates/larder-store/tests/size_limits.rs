@@ -40,8 +40,8 @@ fn noise(bytes: usize, mut state: u64) -> Vec<u8> {
     (0..bytes / 8).flat_map(|_| next().to_le_bytes()).collect()
 }
 
-/// Pulls an image of these layers into a new store. Returns the result, the layers' digests, and the bytes that the store's
-/// layers take.
+/// Pulls an image of these layers into a new store. Returns the result, the layers' digests, and the bytes that the
+/// store's layers take.
 async fn pull(
     layers: &[(Vec<u8>, String)],
     limits: UnpackLimits,

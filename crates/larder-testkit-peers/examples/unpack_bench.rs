@@ -1,8 +1,8 @@
 //! Unpacks layer files and says how fast: `unpack_bench [--threads 1|2] [--at-once N] INTO LAYER...`
 //!
-//! `INTO` is an empty directory on the filesystem to measure, a new one for each run (see `docs/benchmarks.md` for why).
-//! Each layer file is read once before the clock starts, so that its digests are known and it is in the page cache.
-//! `--at-once N` unpacks N layers side by side.
+//! `INTO` is an empty directory on the filesystem to measure, a new one for each run (see `docs/benchmarks.md` for
+//! why). Each layer file is read once before the clock starts, so that its digests are known and it is in the page
+//! cache. `--at-once N` unpacks N layers side by side.
 
 use std::io::{self, Read, Write as _};
 use std::path::{Path, PathBuf};

@@ -145,8 +145,8 @@ impl Containerd {
         Err(PeerError::new(format_args!("run ctr {}", arguments.join(" ")), text))
     }
 
-    /// Adds a resource to a lease of a namespace, which `ctr` cannot: `content` and a digest, or `snapshots/SNAPSHOTTER`
-    /// and a key.
+    /// Adds a resource to a lease of a namespace, which `ctr` cannot: `content` and a digest, or
+    /// `snapshots/SNAPSHOTTER` and a key.
     pub fn add_to_lease(&self, namespace: &str, lease: &str, kind: &str, id: &str) -> PeerResult<()> {
         let resource = LeaseResource { id: id.to_owned(), kind: kind.to_owned() };
         let mut request =
@@ -156,8 +156,8 @@ impl Containerd {
         call(&self.endpoint(), "/containerd.services.leases.v1.Leases/AddResource", request)
     }
 
-    /// Prepares a snapshot for unpacking a layer, as containerd's own client does before it fetches that. Fails if there is
-    /// nothing to unpack.
+    /// Prepares a snapshot for unpacking a layer, as containerd's own client does before it fetches that. Fails if
+    /// there is nothing to unpack.
     pub fn prepare_layer(
         &self,
         namespace: &str,
@@ -183,7 +183,8 @@ impl Containerd {
         self.knows_at(&registry.address(), registry.scheme(), registry.ca())
     }
 
-    /// Like [`add_registry`](Self::add_registry), for anything that serves at `address` (`127.0.0.1:PORT`), such as a gate.
+    /// Like [`add_registry`](Self::add_registry), for anything that serves at `address` (`127.0.0.1:PORT`), such as a
+    /// gate.
     pub fn knows_at(&self, address: &str, scheme: &str, ca: Option<&Path>) -> PeerResult<()> {
         // Named as the server and not as a mirror of itself: containerd would try it twice. The empty table is for
         // containerd 1.6, which ignores a file without it.

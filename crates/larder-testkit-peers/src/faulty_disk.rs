@@ -1,8 +1,9 @@
 //! A disk that fails, or loses power, at a step of the test's choice.
 //!
-//! It works on a real directory, so that code that bypasses the interface (reading, unpacking) sees real files. Beside it, in
-//! memory, it keeps what would survive a power cut: what was synced. [`FaultyDisk::restarted`] makes a new directory of
-//! that. Every step that changes something counts, syncs included; a write that meets the fault is torn in the middle.
+//! It works on a real directory, so that code that bypasses the interface (reading, unpacking) sees real files. Beside
+//! it, in memory, it keeps what would survive a power cut: what was synced. [`FaultyDisk::restarted`] makes a new
+//! directory of that. Every step that changes something counts, syncs included; a write that meets the fault is torn in
+//! the middle.
 //!
 //! Owners, modes, times, links and hard links survive; extended attributes and devices do not.
 

@@ -2,8 +2,8 @@
 //! protocol.
 //!
 //! [`containerd`] and [`registry`] start what Debian packages; [`images`] makes images and pushes them; [`tls`]
-//! makes certificates; [`holding_proxy`] stands in front of a registry and holds or cuts answers, so that a test can look at
-//! a pull while it is in the middle. [`packages`] says what is missing on this machine.
+//! makes certificates; [`holding_proxy`] stands in front of a registry and holds or cuts answers, so that a test can
+//! look at a pull while it is in the middle. [`packages`] says what is missing on this machine.
 //!
 //! Promises: all state lives below one temporary directory per server; nothing outside it is written; exactly the
 //! process that was started is ended, when its value is dropped or when its parent dies; every wait is bounded.
@@ -12,8 +12,8 @@
 //! least as long as they do (they are signalled to end when that thread does).
 //!
 //! [`fake_cri`] is a scripted container runtime and [`wire`] a bare client of one; [`faulty_disk`] fails or loses power
-//! below the store, and [`loop_disk`] mounts a small filesystem of any kind; [`fixtures`] puts each backend through `larder_testkit::backend_suite`; [`fuzz`] feeds what strangers
-//! send to the code that reads it.
+//! below the store, and [`loop_disk`] mounts a small filesystem of any kind; [`fixtures`] puts each backend through
+//! `larder_testkit::backend_suite`; [`fuzz`] feeds what strangers send to the code that reads it.
 
 pub mod containerd;
 pub mod dockerd;

@@ -52,7 +52,8 @@ fn origin() -> http::Uri {
     http::Uri::from_static("http://localhost")
 }
 
-/// A request whose caller says that it waits this long, such as `1m` for a millisecond. Nothing on this side enforces it.
+/// A request whose caller says that it waits this long, such as `1m` for a millisecond. Nothing on this side enforces
+/// it.
 ///
 /// # Panics
 ///

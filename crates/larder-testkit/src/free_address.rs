@@ -3,9 +3,9 @@
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// An address of this machine on which nothing listens, for a program that is started later. Its port is not of the range from
-/// which the kernel takes ports of connections, and other tests, which have a process of their own, begin elsewhere: nothing
-/// takes it in between.
+/// An address of this machine on which nothing listens, for a program that is started later. Its port is not of the
+/// range from which the kernel takes ports of connections, and other tests, which have a process of their own, begin
+/// elsewhere: nothing takes it in between.
 ///
 /// # Panics
 /// Never: the number of a port is small enough.

@@ -42,7 +42,8 @@ impl<I: ErofsInput> ErofsReader<I> {
         ErofsExtents { layer: self, file: *file, next: None, offset: 0, layer_end: 0 }
     }
 
-    /// Reads content from `offset` on; holes are zeros. Returns fewer bytes than `buffer` has only at the end of the file.
+    /// Reads content from `offset` on; holes are zeros. Returns fewer bytes than `buffer` has only at the end of the
+    /// file.
     pub fn read_at(
         &self,
         file: &ErofsInode,
@@ -165,8 +166,8 @@ fn chunk_size(file: &ErofsInode) -> u64 {
     (BLOCK as u64) << (file.place & MAX_CHUNK_BITS)
 }
 
-/// Parts of a file's content, in order; the parts with data of a sparse file are in order in the layer as well, so that they
-/// are never more than the layer has. It ends after an error.
+/// Parts of a file's content, in order; the parts with data of a sparse file are in order in the layer as well, so that
+/// they are never more than the layer has. It ends after an error.
 #[derive(Debug)]
 pub struct ErofsExtents<'a, I> {
     layer: &'a ErofsReader<I>,

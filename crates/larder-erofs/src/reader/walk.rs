@@ -20,8 +20,9 @@ pub struct ErofsWalkEntry {
 }
 
 impl<I: ErofsInput> ErofsReader<I> {
-    /// All paths: each directory before what is in it, names of a directory in bytewise order. Directories with several names,
-    /// which only a damaged layer has, are an error. Takes 8 bytes of memory for a directory, and 8 KiB for each level.
+    /// All paths: each directory before what is in it, names of a directory in bytewise order. Directories with several
+    /// names, which only a damaged layer has, are an error. Takes 8 bytes of memory for a directory, and 8 KiB for each
+    /// level.
     pub fn walk(&self) -> Result<ErofsWalk<'_, I>, ErofsReadError> {
         let root = self.root()?;
         Ok(ErofsWalk { layer: self, root: Some(root), levels: Vec::new(), entered: BTreeSet::new() })

@@ -7,8 +7,8 @@ use crate::xattr::{OPAQUE, Xattrs, decode_xattrs, unescape};
 use super::{ErofsInode, ErofsReader};
 
 impl<I: ErofsInput> ErofsReader<I> {
-    /// Full names and values of an inode's attributes as a mount of the layer shows them, sorted as the layer has them: with the
-    /// mark of an opaque directory, and attributes of overlayfs from the archive under their escaped names.
+    /// Full names and values of an inode's attributes as a mount of the layer shows them, sorted as the layer has them:
+    /// with the mark of an opaque directory, and attributes of overlayfs from the archive under their escaped names.
     pub fn stored_xattrs(&self, inode: &ErofsInode) -> Result<Xattrs, ErofsReadError> {
         if inode.xattr_bytes == 0 {
             return Ok(Vec::new());
@@ -19,8 +19,9 @@ impl<I: ErofsInput> ErofsReader<I> {
         decode_xattrs(&bytes).ok_or_else(|| inode.damaged(LayerDamage::Xattrs))
     }
 
-    /// Full names and values of an inode's attributes as the archive had them and an overlay shows them: names of overlayfs'
-    /// own attributes without their escape, and without the mark of an opaque directory. To write them to another layer again.
+    /// Full names and values of an inode's attributes as the archive had them and an overlay shows them: names of
+    /// overlayfs' own attributes without their escape, and without the mark of an opaque directory. To write them to
+    /// another layer again.
     pub fn xattrs(&self, inode: &ErofsInode) -> Result<Xattrs, ErofsReadError> {
         let mut xattrs = self.stored_xattrs(inode)?;
         xattrs.retain_mut(|(name, _)| unescape(name));

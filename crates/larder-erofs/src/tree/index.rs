@@ -1,7 +1,7 @@
 //! Finds nodes by the hash of directory and name.
 //!
-//! Open addressing in 64 tables: each grows on its own, so that growth never needs much memory at once. An element has 8 bits
-//! of the hash, and nearly all nodes of other names are passed over without a look at them.
+//! Open addressing in 64 tables: each grows on its own, so that growth never needs much memory at once. An element has
+//! 8 bits of the hash, and nearly all nodes of other names are passed over without a look at them.
 
 const SHARDS: usize = 64;
 const EMPTY: u32 = u32::MAX;

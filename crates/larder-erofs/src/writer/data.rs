@@ -12,8 +12,8 @@ use super::{EntryPlace, ErofsWriter, inode_of, mode_bits};
 /// Entries of a chunk map that are written at a time.
 const MAP_PIECE: usize = 1024;
 
-/// Longest tail of a file, in bytes, that is stored with its inode. Longer ones take a block of data: metadata must be on a node
-/// before a layer can be mounted, data may come later. Decision 18 has the measurement.
+/// Longest tail of a file, in bytes, that is stored with its inode. Longer ones take a block of data: metadata must be
+/// on a node before a layer can be mounted, data may come later. Decision 18 has the measurement.
 const MAX_INLINE_TAIL: u64 = 1024;
 
 /// A file that does not have all its data yet.

@@ -1,7 +1,7 @@
 //! The content of directories: which names they have in which order, and how these are encoded.
 //!
-//! A directory's data is blocks; each begins with entries of 12 bytes, and their names follow. Names are in order, `.` and
-//! `..` among them, inside of a block and from block to block.
+//! A directory's data is blocks; each begins with entries of 12 bytes, and their names follow. Names are in order, `.`
+//! and `..` among them, inside of a block and from block to block.
 
 use std::borrow::Cow;
 

@@ -1,7 +1,7 @@
 //! The end of a layer: its metadata, which follows all data, and the superblock.
 //!
-//! Inodes of directories come first, the root before all others, each with the rest of its directory's data; then data of
-//! large directories; then all other inodes, from the temporary file. All sizes are known before the first byte is
+//! Inodes of directories come first, the root before all others, each with the rest of its directory's data; then data
+//! of large directories; then all other inodes, from the temporary file. All sizes are known before the first byte is
 //! written, and so are the places of all inodes.
 
 use std::iter::Peekable;

@@ -103,8 +103,8 @@ impl<O: ErofsOutput> ErofsWriter<O> {
         join(self.tree.path(node.dir()), &self.tree.name(node))
     }
 
-    /// Paths of the directories that no entry has described, relative to the root: their owner, mode and time are those of
-    /// the lower layers. An entry for one of them describes it. The root is the empty path.
+    /// Paths of the directories that no entry has described, relative to the root: their owner, mode and time are those
+    /// of the lower layers. An entry for one of them describes it. The root is the empty path.
     pub fn implicit_directories(&self) -> impl Iterator<Item = Vec<u8>> + '_ {
         let live = self.tree.live_directories();
         let implicit = self.tree.directories().filter(|(_, directory)| directory.is_implicit());

@@ -48,9 +48,9 @@ impl<O: ErofsOutput> ErofsWriter<O> {
         }
     }
 
-    /// Adds a file, symbolic link, pipe or device of a lower layer under `path`: its attributes, and a copy of its content. The
-    /// target of a [`lower link`](ErofsWriter::lower_links), under whose path [`resolve_links`](ErofsWriter::resolve_links)
-    /// finds it, or the link itself, if this layer hides the target.
+    /// Adds a file, symbolic link, pipe or device of a lower layer under `path`: its attributes, and a copy of its
+    /// content. The target of a [`lower link`](ErofsWriter::lower_links), under whose path
+    /// [`resolve_links`](ErofsWriter::resolve_links) finds it, or the link itself, if this layer hides the target.
     pub fn copy_file<I: ErofsInput>(
         &mut self,
         path: &[u8],

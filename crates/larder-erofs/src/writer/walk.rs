@@ -83,7 +83,8 @@ impl<O: ErofsOutput> ErofsWriter<O> {
         }
     }
 
-    /// The path that the links of this layer make of a path, as far as this layer has it: its last component is not followed.
+    /// The path that the links of this layer make of a path, as far as this layer has it: its last component is not
+    /// followed.
     pub fn resolve_path(&self, path: &[u8]) -> Result<Vec<u8>, ErofsError> {
         let (parent, name) = split(path);
         let mut walk = PathWalk::new(parent);
@@ -122,8 +123,8 @@ impl<O: ErofsOutput> ErofsWriter<O> {
         }
     }
 
-    /// Walks on, never above the root, to the end or to a part that is no directory. The caller may make that one, and go
-    /// on from it.
+    /// Walks on, never above the root, to the end or to a part that is no directory. The caller may make that one, and
+    /// go on from it.
     fn advance(&self, walk: &mut PathWalk) -> Result<WalkStep, EntryProblem> {
         while let Some(part) = walk.todo.pop() {
             if part == b".." {

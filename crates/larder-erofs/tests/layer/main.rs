@@ -1,5 +1,5 @@
-//! Layers are read back by an independent reader, checked by `fsck.erofs`, mounted by the kernel, and compared with what
-//! `umoci` unpacks.
+//! Layers are read back by an independent reader, checked by `fsck.erofs`, mounted by the kernel, and compared with
+//! what `umoci` unpacks.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 

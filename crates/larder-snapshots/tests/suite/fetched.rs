@@ -74,7 +74,8 @@ impl FetchWorld {
         self.image.layers[1..=at].iter().fold(self.image.layers[0].clone(), next)
     }
 
-    /// Prepares as containerd's unpacker does. Returns the name of the snapshot that it finds then; `None`: it unpacks itself.
+    /// Prepares as containerd's unpacker does. Returns the name of the snapshot that it finds then; `None`: it unpacks
+    /// itself.
     fn prepare(&self, at: usize, parent: &str) -> Option<String> {
         self.prepare_archive(at, parent, &self.image.layers[at])
     }

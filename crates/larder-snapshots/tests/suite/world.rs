@@ -190,8 +190,8 @@ fn map(labels: &[(&str, &str)]) -> BTreeMap<String, String> {
     labels.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect()
 }
 
-/// The options of an overlay. As containerd does it: where they do not fit on a page, the directory that the lower ones share
-/// becomes that of the process. Nothing else in these tests depends on it.
+/// The options of an overlay. As containerd does it: where they do not fit on a page, the directory that the lower ones
+/// share becomes that of the process. Nothing else in these tests depends on it.
 fn short_options(options: &[String]) -> String {
     const PAGE: usize = 4096 - 512;
     let all = options.join(",");

@@ -1,8 +1,8 @@
 //! Disk access for every operation that a crash could interrupt.
 //!
-//! Included: the steps of the database, blobs, files being fetched, and the operations that make files appear and disappear (create,
-//! rename, remove, sync). Not included: reading, and unpacking of layers, which writes in bulk into directories that are
-//! not visible until an operation of this module renames them.
+//! Included: the steps of the database, blobs, files being fetched, and the operations that make files appear and
+//! disappear (create, rename, remove, sync). Not included: reading, and unpacking of layers, which writes in bulk into
+//! directories that are not visible until an operation of this module renames them.
 //!
 //! [`RealDisk`] is the one in use; `larder_testkit_peers::faulty_disk` has one that fails, or loses power, at any step.
 //! All errors name the path.
@@ -60,8 +60,8 @@ pub trait Disk: fmt::Debug + Send + Sync + 'static {
     /// Opens the filesystem that holds `path`, to sync it after writes that follow.
     fn open_sync(&self, path: &Path) -> io::Result<Box<dyn FilesystemSync>>;
 
-    /// Lets the database take a step, in which it writes and syncs `file` by itself. An error of the database is not this
-    /// one: it means that there was no such step.
+    /// Lets the database take a step, in which it writes and syncs `file` by itself. An error of the database is not
+    /// this one: it means that there was no such step.
     fn database_step(&self, file: &Path, step: &mut dyn FnMut()) -> io::Result<()> {
         let _ = file;
         step();
@@ -97,8 +97,8 @@ pub trait DiskFile: fmt::Debug + Send + Sync {
     /// Writes all of it.
     fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
 
-    /// Takes blocks for the first `bytes` of the file, whatever its length is and stays, so that writing them later needs no
-    /// room. Without effect where the filesystem cannot, or is full.
+    /// Takes blocks for the first `bytes` of the file, whatever its length is and stays, so that writing them later
+    /// needs no room. Without effect where the filesystem cannot, or is full.
     fn reserve(&self, bytes: u64) {
         let _ = bytes;
     }

@@ -71,7 +71,8 @@ fn empty(dir: &OwnedFd, top: &OwnedFd, depth: usize, steps: &mut TreeRemoval<'_>
         drop(inner);
         match rustix::fs::unlinkat(dir, name, AtFlags::REMOVEDIR) {
             Ok(()) => steps.removed += 1,
-            // A filesystem may leave out entries of a directory that changes while it is read: the next round finds them.
+            // A filesystem may leave out entries of a directory that changes while it is read: the next round finds
+            // them.
             Err(Errno::NOTEMPTY) => {}
             Err(error) => return Err(error.into()),
         }

@@ -1,7 +1,7 @@
 //! Whether the size of a file is what its removal frees.
 //!
-//! ext4 counts the blocks of a file as it is written. XFS adds blocks that it reserves behind the end of an open file, and
-//! gives most of them back later. Others, such as btrfs, compress or share blocks: what a removal frees can only be
+//! ext4 counts the blocks of a file as it is written. XFS adds blocks that it reserves behind the end of an open file,
+//! and gives most of them back later. Others, such as btrfs, compress or share blocks: what a removal frees can only be
 //! estimated there, and the best estimate is that of files that are closed and synced.
 
 use std::io;

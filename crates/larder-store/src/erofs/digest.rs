@@ -1,8 +1,8 @@
 //! The digest of a layer's EROFS file.
 //!
-//! It is the SHA-256 of the SHA-256 digests of the file's pieces of one MiB, one after the other. Pieces are hashed while
-//! the file is written, and the few that are changed at its end once more. A digest of the whole file in one pass could
-//! only begin when the first block is known, which is last; and cores share the work of checking a large layer.
+//! It is the SHA-256 of the SHA-256 digests of the file's pieces of one MiB, one after the other. Pieces are hashed
+//! while the file is written, and the few that are changed at its end once more. A digest of the whole file in one pass
+//! could only begin when the first block is known, which is last; and cores share the work of checking a large layer.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

@@ -1,7 +1,7 @@
 //! Loop devices: block devices whose content is a file.
 //!
-//! A device is set up with its file in one step, and clears itself when it is closed for the last time. So it never outlives
-//! the mount, nor this process if that ends before the mount.
+//! A device is set up with its file in one step, and clears itself when it is closed for the last time. So it never
+//! outlives the mount, nor this process if that ends before the mount.
 
 #![allow(unsafe_code, reason = "two ioctls, whose arguments the kernel's header linux/loop.h describes")]
 

@@ -88,7 +88,8 @@ pub(crate) fn detach(target: &Path) -> io::Result<()> {
     }
 }
 
-/// Finds out how this process can mount layers, by mounting an empty one, which is written to the unused path `scratch`.
+/// Finds out how this process can mount layers, by mounting an empty one, which is written to the unused path
+/// `scratch`.
 pub(crate) fn probe(scratch: &Path) -> io::Result<LayerMountKind> {
     let empty = ErofsWriter::new(Vec::new(), ErofsOptions::default()).and_then(ErofsWriter::finish);
     let (layer, _) = empty.map_err(io::Error::other)?;
@@ -104,7 +105,8 @@ pub(crate) fn mount_somehow(layer: &Path) -> io::Result<(LayerMountKind, Detache
     let mount = |kind| DetachedMount::of(layer, kind).map(|mount| (kind, mount));
     match mount(LayerMountKind::File) {
         Err(error) if !is_shortage(&error) => {
-            // Older kernels want a block device. Of two failures, that of the loop device is the one that can be remedied.
+            // Older kernels want a block device. Of two failures, that of the loop device is the one that can be
+            // remedied.
             mount(LayerMountKind::LoopDevice)
         }
         mounted_or_short => mounted_or_short,

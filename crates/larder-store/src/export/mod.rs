@@ -25,8 +25,8 @@ use crate::unpack::{HoleEncoding, MergedLayers, rebuild_archive, write_merged_fi
 pub struct ExportRequest {
     /// A name or ID that selects it.
     pub image: ImageName,
-    /// The name that it has in the archive, in full, with a tag or a digest, and with the platform of an image for other
-    /// machines; `None` for an image that was selected by its ID.
+    /// The name that it has in the archive, in full, with a tag or a digest, and with the platform of an image for
+    /// other machines; `None` for an image that was selected by its ID.
     pub name: Option<Reference>,
 }
 
@@ -94,9 +94,9 @@ impl ImageExport {
         self.images.iter().map(|image| &image.record.id)
     }
 
-    /// Writes an archive of an OCI layout with all images. Layers are uncompressed and have their diff IDs, so the manifests
-    /// that other programs see are new; `docker load` takes it as well. The documents as they were pulled are there too: a
-    /// load gives the images the digests that they have in their repositories.
+    /// Writes an archive of an OCI layout with all images. Layers are uncompressed and have their diff IDs, so the
+    /// manifests that other programs see are new; `docker load` takes it as well. The documents as they were pulled are
+    /// there too: a load gives the images the digests that they have in their repositories.
     pub fn write_oci(&self, out: &mut dyn Write) -> Result<(), ExportError> {
         oci::write(&self.images, out)
     }
@@ -110,7 +110,8 @@ impl ImageExport {
     }
 }
 
-/// Writes the archive of a layer, byte for byte as it was pulled. It has `size` bytes: the layout was written with that.
+/// Writes the archive of a layer, byte for byte as it was pulled. It has `size` bytes: the layout was written with
+/// that.
 fn write_layer(layer: &LayerHandle, size: u64, out: &mut dyn Write) -> Result<(), ExportError> {
     let diff_id = &layer.record().facts.diff_id;
     let mut out = CountedOutput { out, bytes: 0 };

@@ -128,7 +128,8 @@ impl NamedEntry {
     }
 }
 
-/// The annotations of each name of an image, or of the image alone. A name with a digest is no name of the archive's manifest.
+/// The annotations of each name of an image, or of the image alone. A name with a digest is no name of the archive's
+/// manifest.
 fn annotations(image: &ExportedImage) -> Vec<(Value, Option<&Reference>)> {
     if image.names.is_empty() {
         return vec![(json!({ PULLED_AS: "" }), None)];

@@ -4,10 +4,11 @@
 //! index -> records -> blobs -> layers (all bytes, at disk speed) -> leftovers
 //! ```
 //!
-//! Nothing is changed without `repair`. A repair never guesses content: the [`IncompleteImage`] list names what a pull must
-//! fetch. A damaged layer and its images are retained and listed until then, since it is unknown whether the content is
-//! still available, but an image with one is not present for a pull policy and cannot be mounted or exported; a damaged
-//! manifest or config is moved to the trash. Incomplete images are hidden, complete ones are not touched. The store may be in use during the check: each finding is rechecked under the lock before it counts.
+//! Nothing is changed without `repair`. A repair never guesses content: the [`IncompleteImage`] list names what a pull
+//! must fetch. A damaged layer and its images are retained and listed until then, since it is unknown whether the
+//! content is still available, but an image with one is not present for a pull policy and cannot be mounted or
+//! exported; a damaged manifest or config is moved to the trash. Incomplete images are hidden, complete ones are not
+//! touched. The store may be in use during the check: each finding is rechecked under the lock before it counts.
 
 mod blobs;
 mod layers;

@@ -1,9 +1,9 @@
 //! Rebuilds a lost or damaged database from the files on disk.
 //!
-//! Each layer has a copy of its record at the end of its file, each image has one in `images`, each mount has one in its directory.
-//! Content that an image, a mount or a lease refers to is never dropped: a layer that does not match its digest is
-//! recorded as damaged, an image without all of its content as incomplete, so that a pull fetches just that. Leases,
-//! mounts and the learned unpack ratio are taken from what can still be read of the old database.
+//! Each layer has a copy of its record at the end of its file, each image has one in `images`, each mount has one in
+//! its directory. Content that an image, a mount or a lease refers to is never dropped: a layer that does not match its
+//! digest is recorded as damaged, an image without all of its content as incomplete, so that a pull fetches just that.
+//! Leases, mounts and the learned unpack ratio are taken from what can still be read of the old database.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -264,8 +264,8 @@ fn guessed(layout: &StoreLayout, layer: &ImageLayer) -> Option<RebuiltLayer> {
     Some(RebuiltLayer { record, transfers: Vec::new() })
 }
 
-/// The images that have a record; incomplete if their manifests and configs are not as they were fetched, or if they were
-/// incomplete: who may use them may be forgotten, so only a pull of their own completes them, as
+/// The images that have a record; incomplete if their manifests and configs are not as they were fetched, or if they
+/// were incomplete: who may use them may be forgotten, so only a pull of their own completes them, as
 /// [`recheck_images`](OpenStore::recheck_images) has it.
 fn find_images(layout: &StoreLayout, rebuilt: &mut RebuildReport) -> std::io::Result<Vec<ImageRecord>> {
     let mut images = Vec::new();

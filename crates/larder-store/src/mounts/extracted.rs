@@ -1,7 +1,7 @@
 //! Layers that are extracted where they cannot be mounted: to `extracted/KEY/fs`, for as long as they would be mounted.
 //!
-//! A layer is extracted in `staging`, synced, and then renamed: what is at its place is complete and durable. The directory
-//! around `fs` belongs to larder whatever the mode of the layer's root.
+//! A layer is extracted in `staging`, synced, and then renamed: what is at its place is complete and durable. The
+//! directory around `fs` belongs to larder whatever the mode of the layer's root.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,8 @@
 //! Mounts layers: once for all overlays, at `lowers/KEY` in the store.
 //!
-//! A layer is mounted as long as a recorded mount, or a snapshot that can be mounted, has it. Nothing else is noted: the
-//! kernel's mount table says which layers are mounted, and the records of mounts say which must be. So a restart finds the
-//! mounts of an earlier process, and removes those that it left behind.
+//! A layer is mounted as long as a recorded mount, or a snapshot that can be mounted, has it. Nothing else is noted:
+//! the kernel's mount table says which layers are mounted, and the records of mounts say which must be. So a restart
+//! finds the mounts of an earlier process, and removes those that it left behind.
 //!
 //! Where layers cannot be mounted, they are extracted instead, for as long (`extracted.rs`).
 
@@ -24,8 +24,8 @@ use crate::store::{LayerHandle, LayerKey, LayerRecord, MountRecord, OpenStore, S
 const CREATE: &str = "create a directory to mount a layer at";
 
 impl OpenStore {
-    /// The lower directories of layers, in their order; mounts those that are not mounted. The record of a mount, or of a
-    /// snapshot, must have the layers.
+    /// The lower directories of layers, in their order; mounts those that are not mounted. The record of a mount, or of
+    /// a snapshot, must have the layers.
     pub(crate) fn mount_layers(&self, layers: &[LayerHandle]) -> Result<Vec<PathBuf>, MountError> {
         // An image may have a layer twice.
         let mut lowers: HashMap<&LayerKey, PathBuf> = self.mount_missing(layers)?;
@@ -38,8 +38,8 @@ impl OpenStore {
         Ok(layers.iter().filter_map(|layer| lowers.get(layer.key()).cloned()).collect())
     }
 
-    /// Mounts those of the layers that are not mounted. Returns the lower directories that there are then: all but those of
-    /// layers that must be extracted first.
+    /// Mounts those of the layers that are not mounted. Returns the lower directories that there are then: all but
+    /// those of layers that must be extracted first.
     fn mount_missing<'a>(
         &self,
         layers: &'a [LayerHandle],
@@ -84,7 +84,8 @@ impl OpenStore {
         mount.map_or(Ok(()), |mount| mount.attach(&target))
     }
 
-    /// Unmounts the layers that no recorded mount and no mountable snapshot has, and removes them where they were extracted.
+    /// Unmounts the layers that no recorded mount and no mountable snapshot has, and removes them where they were
+    /// extracted.
     pub(crate) fn release_layers(&self) -> Result<(), StoreError> {
         let doing = "unmount layers";
         let _alone = self.layer_mounts.lock();
@@ -124,8 +125,8 @@ impl OpenStore {
     }
 }
 
-/// How many of these lower directories, the nearest first, are visible in an overlay of them. An opaque whiteout in the root
-/// of a layer hides all layers below it, but the kernel does not look for its mark there.
+/// How many of these lower directories, the nearest first, are visible in an overlay of them. An opaque whiteout in the
+/// root of a layer hides all layers below it, but the kernel does not look for its mark there.
 pub(crate) fn visible_lowers(lowers: &[PathBuf]) -> io::Result<usize> {
     for (at, lower) in lowers.iter().enumerate() {
         let root = fs_err::File::open(lower)?;

@@ -7,10 +7,10 @@
 //!
 //! Layers are mounted once, and all overlays share them (`layers.rs`).
 //!
-//! Guarantees: a mount is recorded before it exists, so its layers are not removed; when the store is opened, the records
-//! are compared with the kernel's mount table; a mount in another mount namespace, also a copy, counts as in use until no
-//! namespace has it; files written to a writable mount are retained until `umount`, also if a reboot ended the
-//! mount.
+//! Guarantees: a mount is recorded before it exists, so its layers are not removed; when the store is opened, the
+//! records are compared with the kernel's mount table; a mount in another mount namespace, also a copy, counts as in
+//! use until no namespace has it; files written to a writable mount are retained until `umount`, also if a reboot ended
+//! the mount.
 
 mod error;
 mod extracted;
@@ -121,8 +121,8 @@ impl Store {
         measure(&self.0.layout.mount(&mount.id)).context("measure the files of a mount")
     }
 
-    /// Unmounts the image at `target` and removes the files written to it. If another mount namespace has the mount too, this
-    /// fails with [`MountError::OtherNamespace`], and the record keeps its layers until no namespace has it.
+    /// Unmounts the image at `target` and removes the files written to it. If another mount namespace has the mount
+    /// too, this fails with [`MountError::OtherNamespace`], and the record keeps its layers until no namespace has it.
     pub fn umount(&self, target: &Path) -> Result<MountRecord, MountError> {
         self.umount_with(target, false)
     }
@@ -240,8 +240,8 @@ impl OpenStore {
     }
 }
 
-/// Whether this process sees an image of any store mounted at `target`. One that another process mounted may be in a mount
-/// namespace that does not propagate here.
+/// Whether this process sees an image of any store mounted at `target`. One that another process mounted may be in a
+/// mount namespace that does not propagate here.
 pub fn is_seen_at(target: &Path) -> Result<bool, MountError> {
     Ok(MountTable::read()?.has_target(target))
 }
@@ -256,8 +256,8 @@ pub(crate) fn mounted_of(mounts: &Path) -> io::Result<Vec<String>> {
     Ok(table.targets_in(mounts))
 }
 
-/// The target of a mount, which must be a directory: its path without links, and the directory itself. The path is not looked
-/// up again, as others may change it.
+/// The target of a mount, which must be a directory: its path without links, and the directory itself. The path is not
+/// looked up again, as others may change it.
 fn directory(target: &Path) -> Result<(PathBuf, OwnedFd), MountError> {
     let open = || -> io::Result<(PathBuf, OwnedFd)> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;

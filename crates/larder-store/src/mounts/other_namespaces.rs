@@ -25,8 +25,8 @@ pub(super) enum MountLocation {
     Unknown,
 }
 
-/// Looks for the overlay with this directory in all mount namespaces. With `is_own`, it was mounted in this one: the others
-/// that have it were cloned from this one, by processes that this one can inspect.
+/// Looks for the overlay with this directory in all mount namespaces. With `is_own`, it was mounted in this one: the
+/// others that have it were cloned from this one, by processes that this one can inspect.
 pub(super) fn find_mount(dir: &Path, is_own: bool) -> MountLocation {
     let all = fs_err::read_link("/proc/self/ns/pid").is_ok_and(|link| link == Path::new(ALL_PROCESSES));
     if !all && !is_own {

@@ -1,7 +1,7 @@
 //! Mounts overlays through the kernel.
 //!
-//! Linux 6.5 and later takes each layer's path separately, up to 500. Earlier kernels take one page with all paths; there
-//! the layers are named through short links, which is enough for about 200.
+//! Linux 6.5 and later takes each layer's path separately, up to 500. Earlier kernels take one page with all paths;
+//! there the layers are named through short links, which is enough for about 200.
 
 use std::ffi::CString;
 use std::io;

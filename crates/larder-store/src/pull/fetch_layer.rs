@@ -200,8 +200,8 @@ impl LayerFetch {
         Ok(staged)
     }
 
-    /// Fetches and unpacks the layer. Bytes that turn out to be wrong are fetched once more, without the hosts that served
-    /// them if there are others.
+    /// Fetches and unpacks the layer. Bytes that turn out to be wrong are fetched once more, without the hosts that
+    /// served them if there are others.
     async fn fetch_verified(&self, session: &RepositorySession) -> Result<StagedLayer, PullError> {
         let (store, blob) = (self.puller.store.clone(), self.origin.blob(&self.planned));
         let ingest = self.worker.blocking(move || store.ingest(&blob)).await??;
@@ -269,8 +269,8 @@ impl LayerFetch {
         }
     }
 
-    /// Unpacks a layer into a new staging directory, which belongs to the unpacking thread: it is removed only after the last
-    /// file was written, even if the pull was dropped. The thread has started when this returns.
+    /// Unpacks a layer into a new staging directory, which belongs to the unpacking thread: it is removed only after
+    /// the last file was written, even if the pull was dropped. The thread has started when this returns.
     fn start_unpacking(
         &self,
         bytes: LayerBytes,

@@ -42,8 +42,8 @@ pub struct FetchedLayer {
 }
 
 impl StorePuller {
-    /// Makes all layers of an image present and durable, retained by a lease of some minutes. Fails if the registry sends
-    /// nothing for the time `idle`. When this returns an error, no worker of it is left.
+    /// Makes all layers of an image present and durable, retained by a lease of some minutes. Fails if the registry
+    /// sends nothing for the time `idle`. When this returns an error, no worker of it is left.
     pub async fn fetch_layers(
         &self,
         name: &Reference,

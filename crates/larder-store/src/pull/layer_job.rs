@@ -13,8 +13,8 @@
 //! the transitions, which are pure; [`LayerJobs`] runs them.
 //!
 //! So that two pulls do not wait for each other, a pull that claims a layer again, out of that order, and finds another
-//! pull at it, gives up all its claims before it waits. A layer of the store is present only for a source that has sent its
-//! bytes (`blob_source.rs`); otherwise its blob is fetched and verified like that of a missing layer.
+//! pull at it, gives up all its claims before it waits. A layer of the store is present only for a source that has sent
+//! its bytes (`blob_source.rs`); otherwise its blob is fetched and verified like that of a missing layer.
 
 use std::cmp::Reverse;
 use std::io;
@@ -47,8 +47,8 @@ use crate::unpack::{MergedLayers, UnpackError, UnpackProgress, fits_lowers};
 /// Interval at which a pull checks whether a fetch of another pull that it waits for is slow.
 const SLOW_CHECK: Duration = Duration::from_secs(1);
 
-/// The state of a layer. The parameters are its claim, the wait for another pull, what was unpacked, and the layer in the
-/// store; tests use others.
+/// The state of a layer. The parameters are its claim, the wait for another pull, what was unpacked, and the layer in
+/// the store; tests use others.
 #[derive(Debug, Default, PartialEq, Eq)]
 enum LayerState<C, W, U, L> {
     /// Nothing fetches it for this pull: it must be claimed.
@@ -111,8 +111,8 @@ impl<C, W, U, L> LayerState<C, W, U, L> {
         }
     }
 
-    /// The present layer was checked for whether it has the right content on top of the layers below. One that does not fit is
-    /// claimed again, as a layer of its own for this chain.
+    /// The present layer was checked for whether it has the right content on top of the layers below. One that does not
+    /// fit is claimed again, as a layer of its own for this chain.
     fn checked(self, fits: bool) -> Self {
         match self {
             LayerState::Present(layer) if fits => LayerState::Ready(layer),
@@ -264,7 +264,8 @@ impl LayerJobs<'_> {
         Ok(())
     }
 
-    /// Releases all claims and waits: a pull that waits out of the order of claims must not hold claims that others wait for.
+    /// Releases all claims and waits: a pull that waits out of the order of claims must not hold claims that others
+    /// wait for.
     fn release_claims(&mut self) {
         self.fetches = FuturesUnordered::new();
         for job in &mut self.jobs {
@@ -272,8 +273,8 @@ impl LayerJobs<'_> {
         }
     }
 
-    /// Waits until the other pull has ended the fetch of this layer, or is slow and this pull fetches it itself. Fails early
-    /// if a fetch of this pull fails.
+    /// Waits until the other pull has ended the fetch of this layer, or is slow and this pull fetches it itself. Fails
+    /// early if a fetch of this pull fails.
     async fn wait_for_other(
         &mut self,
         at: usize,
@@ -309,8 +310,8 @@ impl LayerJobs<'_> {
         Ok(())
     }
 
-    /// Gives an unpacked layer what it takes from those below, moves it to its place, and passes it to the pulls that wait
-    /// for it.
+    /// Gives an unpacked layer what it takes from those below, moves it to its place, and passes it to the pulls that
+    /// wait for it.
     async fn merge(&mut self, at: usize, below: &[LayerHandle]) -> Result<(), PullError> {
         let job = &mut self.jobs[at];
         let LayerState::Unpacked(claim, staged) = std::mem::take(&mut job.state) else { return Ok(()) };
@@ -342,7 +343,8 @@ impl LayerJobs<'_> {
                 skipped_xattrs: unpacked.skipped_xattrs,
             };
             let layer = staging.finish(&LayerKey::from(id), facts, file.file, &blob)?;
-            // Its bytes are of no more use: if the image is not committed now, the layer itself is kept for the next attempt.
+            // Its bytes are of no more use: if the image is not committed now, the layer itself is kept for the next
+            // attempt.
             if let LayerBytes::Ingest(ingest) = bytes {
                 ingest.discard()?;
             }

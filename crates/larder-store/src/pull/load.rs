@@ -1,5 +1,5 @@
-//! Loads images from an archive or a layout into the store. Layers whose blob an archive has had before are skipped; all
-//! others are unpacked and verified, whatever the config says that they are.
+//! Loads images from an archive or a layout into the store. Layers whose blob an archive has had before are skipped;
+//! all others are unpacked and verified, whatever the config says that they are.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -59,8 +59,8 @@ pub struct LoadOutcome {
 }
 
 impl StorePuller {
-    /// Makes the images of `from` present: an OCI layout in a directory or an archive, or the output of `docker save`. Images
-    /// before one that fails remain.
+    /// Makes the images of `from` present: an OCI layout in a directory or an archive, or the output of `docker save`.
+    /// Images before one that fails remain.
     pub async fn load(&self, from: ImportSource, options: &LoadOptions) -> Result<LoadOutcome, PullError> {
         let LoadOptions { base_name, platform } = options.clone();
         let requested = platform.filter(|platform| !platform.is_host());

@@ -98,8 +98,8 @@ impl Default for StorePullConfig {
     }
 }
 
-/// The layers of an image, all unpacked. Fields are dropped in this order, after the commit: an ingest that is no longer
-/// referenced may be reclaimed, and its layer with it.
+/// The layers of an image, all unpacked. Fields are dropped in this order, after the commit: an ingest that is no
+/// longer referenced may be reclaimed, and its layer with it.
 struct AcquiredLayers {
     plan: PullPlan,
     layers: Vec<LayerHandle>,
@@ -206,8 +206,8 @@ impl StorePuller {
         self.ending.wait().await;
     }
 
-    /// Like [`pull`](StorePuller::pull); if the registry has the image for one other platform only, that is pulled under its
-    /// name for this platform.
+    /// Like [`pull`](StorePuller::pull); if the registry has the image for one other platform only, that is pulled
+    /// under its name for this platform.
     pub async fn pull_only_platform(
         &self,
         name: &Reference,
@@ -224,8 +224,8 @@ impl StorePuller {
         self.pull(&name, credential, progress).await
     }
 
-    /// Resolves `name`, makes that image present under the name, and returns it. When this returns an error, no worker of
-    /// the pull is left, and partially unpacked layers take no disk space.
+    /// Resolves `name`, makes that image present under the name, and returns it. When this returns an error, no worker
+    /// of the pull is left, and partially unpacked layers take no disk space.
     pub async fn pull(
         &self,
         name: &Reference,
@@ -298,8 +298,8 @@ impl StorePuller {
         Ok((documents, acquired))
     }
 
-    /// Acquires all layers of a plan, which are not durable yet. A pull of `name` takes a lease on what a retry can use; a
-    /// load has its archive for that.
+    /// Acquires all layers of a plan, which are not durable yet. A pull of `name` takes a lease on what a retry can
+    /// use; a load has its archive for that.
     async fn acquire_layers(
         &self,
         origin: &LayerOrigin,
@@ -353,8 +353,9 @@ impl StorePuller {
         }))
     }
 
-    /// Refuses a pull that would fill the disk, after space beside images was reclaimed: what has expired, and if that is
-    /// not enough but can be, everything that no running pull uses. Before that, it may wait for what running pulls claim.
+    /// Refuses a pull that would fill the disk, after space beside images was reclaimed: what has expired, and if that
+    /// is not enough but can be, everything that no running pull uses. Before that, it may wait for what running pulls
+    /// claim.
     async fn admit(
         &self,
         origin: &LayerOrigin,
@@ -407,8 +408,8 @@ impl StorePuller {
         .await?
     }
 
-    /// A pull that failed for lack of space leaves nothing for a retry, nor do other ended pulls. One that was not admitted has
-    /// written nothing.
+    /// A pull that failed for lack of space leaves nothing for a retry, nor do other ended pulls. One that was not
+    /// admitted has written nothing.
     async fn reclaim_if_full<T>(&self, ended: Result<T, PullError>) -> Result<T, PullError> {
         match &ended {
             Err(PullError::InsufficientSpace(_)) => {}
@@ -426,9 +427,9 @@ impl StorePuller {
         Ok(())
     }
 
-    /// Takes a lease on fetched bytes and finished layers until the image is committed, so that a retry can use them even
-    /// if this process dies. Returns the lease ID. Includes layers that other pulls fetch, since those may fail, and layers that
-    /// other pulls have left.
+    /// Takes a lease on fetched bytes and finished layers until the image is committed, so that a retry can use them
+    /// even if this process dies. Returns the lease ID. Includes layers that other pulls fetch, since those may fail,
+    /// and layers that other pulls have left.
     async fn lease_of(
         &self,
         name: &Reference,

@@ -1,10 +1,10 @@
 //! The tasks and threads of a pull, so that its outcome is reported only after all of them have ended.
 //!
 //! A pull that fails or is canceled still has tasks and threads running, which notice it at their next step. Until then
-//! they keep files open and unpack into directories that no pull will use; on a full disk, the next pull needs that space.
-//! A failed pull therefore reports its error after they have ended. A dropped pull cannot wait: the pull that needs the
-//! space waits for its workers instead ([`EndingPulls`]). Each of these waits may be dropped as well, so a pull leaves
-//! that list only after its workers have ended.
+//! they keep files open and unpack into directories that no pull will use; on a full disk, the next pull needs that
+//! space. A failed pull therefore reports its error after they have ended. A dropped pull cannot wait: the pull that
+//! needs the space waits for its workers instead ([`EndingPulls`]). Each of these waits may be dropped as well, so a
+//! pull leaves that list only after its workers have ended.
 
 use std::panic::resume_unwind;
 use std::sync::Arc;

@@ -48,8 +48,8 @@ impl PullsInProgress {
 }
 
 impl StorePuller {
-    /// Waits until no running pull will make the layer with this chain ID present, or until its registry has sent nothing for
-    /// the time `idle`. Returns whether there was a pull.
+    /// Waits until no running pull will make the layer with this chain ID present, or until its registry has sent
+    /// nothing for the time `idle`. Returns whether there was a pull.
     pub async fn wait_for_layer(&self, chain: &Digest, idle: Duration) -> bool {
         let mut waited = false;
         while let Some((progress, mut end)) = self.running.of(chain) {

@@ -22,8 +22,9 @@ impl ImageRecord {
 }
 
 impl Store {
-    /// Makes a committed snapshot of the layer with this chain ID, and returns its key; `None` if the store does not have
-    /// that layer. containerd finds the snapshot by its labels and its parent, which `new` has; the key in it is replaced.
+    /// Makes a committed snapshot of the layer with this chain ID, and returns its key; `None` if the store does not
+    /// have that layer. containerd finds the snapshot by its labels and its parent, which `new` has; the key in it is
+    /// replaced.
     pub fn adopt_layer(
         &self,
         chain: &Digest,
@@ -91,8 +92,8 @@ impl Store {
         Ok(found.into_iter().map(|(image, _)| image).collect())
     }
 
-    /// The layer that an image has in the place of this chain ID. What a layer shows may depend on those below it, so a layer
-    /// of the same diff ID elsewhere does not do.
+    /// The layer that an image has in the place of this chain ID. What a layer shows may depend on those below it, so a
+    /// layer of the same diff ID elsewhere does not do.
     fn layer_of_chain(&self, chain: &Digest) -> Result<Option<LayerHandle>, StoreError> {
         for (image, at) in self.find_chain(chain)? {
             let layer = image.layers.get(at).map_or(Ok(None), |layer| self.layer(&layer.key))?;

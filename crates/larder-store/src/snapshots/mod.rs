@@ -5,13 +5,13 @@
 //!            '---------------------------'---> remove
 //! ```
 //!
-//! Each snapshot has a directory `snapshots/ID` with `fs`: its files, or a link to the layer of the store that has them, and
-//! `work` for the overlay of an active one. Kinds, errors and the order of checks are those of containerd's overlayfs
-//! snapshotter.
+//! Each snapshot has a directory `snapshots/ID` with `fs`: its files, or a link to the layer of the store that has
+//! them, and `work` for the overlay of an active one. Kinds, errors and the order of checks are those of containerd's
+//! overlayfs snapshotter.
 //!
-//! Guarantees: a row is durable before the call answers, and its directory is made again where a crash took it; the files of a
-//! committed snapshot are durable; layers that a snapshot has are not removed; only snapshots that were made through this
-//! module are listed, since containerd removes those that it does not know.
+//! Guarantees: a row is durable before the call answers, and its directory is made again where a crash took it; the
+//! files of a committed snapshot are durable; layers that a snapshot has are not removed; only snapshots that were made
+//! through this module are listed, since containerd removes those that it does not know.
 
 mod adopt;
 mod error;
@@ -93,8 +93,8 @@ impl Store {
         self.mounts_of(&snapshot, &below)
     }
 
-    /// Makes an active snapshot a committed one of another key, after its files are durable. `parent` must be empty or its
-    /// parent.
+    /// Makes an active snapshot a committed one of another key, after its files are durable. `parent` must be empty or
+    /// its parent.
     pub fn commit_snapshot(&self, key: &str, new: NewSnapshot, now: SystemTime) -> Result<(), SnapshotError> {
         let doing = "commit a snapshot";
         let usage = match self.0.db.read(doing, |reader| get_snapshot(reader, key))? {

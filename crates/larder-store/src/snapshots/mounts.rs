@@ -1,7 +1,7 @@
 //! How a snapshot is mounted: an overlay of the snapshots below it, or a bind mount.
 //!
-//! containerd makes the mount itself, so its options must be plain paths. They are short (`snapshots/12/fs`), also of a layer
-//! of the store, where that is a link: `mount` takes all of them on one page of memory.
+//! containerd makes the mount itself, so its options must be plain paths. They are short (`snapshots/12/fs`), also of a
+//! layer of the store, where that is a link: `mount` takes all of them on one page of memory.
 
 use std::collections::HashSet;
 use std::io;
@@ -127,7 +127,8 @@ impl OpenStore {
         ensure_dir(&*self.disk, &self.layout.snapshot(id))
     }
 
-    /// Makes `fs` of a snapshot a link to its layer. The path changes when a layer is mounted that was extracted before.
+    /// Makes `fs` of a snapshot a link to its layer. The path changes when a layer is mounted that was extracted
+    /// before.
     fn link_snapshot(&self, snapshot: &SnapshotRecord, layer: &Path) -> Result<(), StoreError> {
         let doing = "link a snapshot to its layer";
         let link = self.layout.snapshot_fs(snapshot.id);

@@ -33,8 +33,8 @@ impl OpenStore {
         Ok(unknown.map(|name| self.layout.snapshots().join(name)).collect())
     }
 
-    /// Writes a copy of the record beside the files, durable when this returns. It is for rebuilding a lost database, so
-    /// nothing else depends on it.
+    /// Writes a copy of the record beside the files, durable when this returns. It is for rebuilding a lost database,
+    /// so nothing else depends on it.
     pub(super) fn note_snapshot(&self, snapshot: &SnapshotRecord) {
         let noted = encode(&snapshot.key, snapshot).map_err(io::Error::other).and_then(|bytes| {
             self.snapshot_dir(snapshot.id)?;
@@ -52,8 +52,8 @@ impl OpenStore {
     }
 }
 
-/// Moves the directories of snapshots that are not `known` to `lost-snapshots`, if they have files of their own: an active
-/// snapshot has what a container wrote. Returns where they are now.
+/// Moves the directories of snapshots that are not `known` to `lost-snapshots`, if they have files of their own: an
+/// active snapshot has what a container wrote. Returns where they are now.
 pub(crate) fn keep_lost_snapshots(
     disk: &dyn Disk,
     layout: &StoreLayout,
@@ -86,7 +86,8 @@ pub(crate) fn keep_lost_snapshots(
     Ok(kept)
 }
 
-/// The snapshots of a database that is rebuilt: those that can still be read from it, and the copies of the others. By key.
+/// The snapshots of a database that is rebuilt: those that can still be read from it, and the copies of the others. By
+/// key.
 pub(crate) fn find_snapshots(
     layout: &StoreLayout,
     mut readable: BTreeMap<String, SnapshotRecord>,

@@ -6,9 +6,10 @@ use std::path::Path;
 use crate::disk::{Disk, FileOpenMode};
 use crate::store::OpenStore;
 
-/// Above this number of files, the filesystem is synced as a whole. A sync of one file costs a write of the journal: on ext4 on a
-/// virtual disk, 500 files took 1.0 s and 4,000 took 1.2 to 4.2 s, the whole filesystem 0.04 s at most, with 300 MB written by
-/// another process. On a slow disk those 300 MB would take some seconds, as some hundred files do there.
+/// Above this number of files, the filesystem is synced as a whole. A sync of one file costs a write of the journal: on
+/// ext4 on a virtual disk, 500 files took 1.0 s and 4,000 took 1.2 to 4.2 s, the whole filesystem 0.04 s at most, with
+/// 300 MB written by another process. On a slow disk those 300 MB would take some seconds, as some hundred files do
+/// there.
 const SYNCED_EACH: u64 = 256;
 
 impl OpenStore {

@@ -1,14 +1,15 @@
 //! Admission: is there enough disk space for a pull? Pure: sizes in, admission or refusal out.
 //!
 //! A manifest declares compressed sizes, and the size on disk only of some layers. Of others it is estimated with a
-//! [`UnpackRatio`] learned from earlier pulls on this node. While a layer is unpacked its compressed bytes are still on disk, so both count.
+//! [`UnpackRatio`] learned from earlier pulls on this node. While a layer is unpacked its compressed bytes are still on
+//! disk, so both count.
 //!
 //! Images differ: some grow to twice their compressed size, some to five times. A pull is refused only if the
 //! [least](SpaceEstimate) that it could take does not fit. One that grows more than that fails when it would use up the
 //! reserve, and leaves nothing behind; refusing one that would fit would make the image unavailable.
 //!
-//! An admitted pull [claims](PullClaims) its least until it ends: otherwise several that begin at once get the same space, and
-//! all of them fail.
+//! An admitted pull [claims](PullClaims) its least until it ends: otherwise several that begin at once get the same
+//! space, and all of them fail.
 
 use std::fmt;
 use std::sync::Arc;
@@ -24,8 +25,8 @@ use tokio::time::{Instant, timeout_at};
 use super::records::UnpackRatio;
 use crate::disk::DiskSpace;
 
-/// Before anything was learned. Distributions grow to about three times their gzip layers, with a file for 5 KiB fetched;
-/// what is added to them (wheels, binaries, models) hardly grows, and comes in larger files.
+/// Before anything was learned. Distributions grow to about three times their gzip layers, with a file for 5 KiB
+/// fetched; what is added to them (wheels, binaries, models) hardly grows, and comes in larger files.
 const FIRST: UnpackRatio = UnpackRatio { bytes: 2.0, inodes: 1.0 / 12288.0 };
 
 /// How many fetched bytes weigh as much as everything that was learned before them: 256 MiB. Small images then move
@@ -103,8 +104,8 @@ impl DeclaredSize {
     }
 }
 
-/// Estimates the disk usage of a pull: `missing` are the layers to unpack; `fetched` are the bytes of archives that are on the
-/// disk beside what was unpacked of them.
+/// Estimates the disk usage of a pull: `missing` are the layers to unpack; `fetched` are the bytes of archives that are
+/// on the disk beside what was unpacked of them.
 pub fn estimate(ratio: UnpackRatio, missing: &[DeclaredSize], fetched: u64) -> SpaceEstimate {
     let (mut likely, mut least) = (DiskSpace::default(), DiskSpace::default());
     for layer in missing {
@@ -186,8 +187,8 @@ pub struct RunningClaims {
 }
 
 impl RunningClaims {
-    /// Returns the part of the claims that is not used yet while this much is free. Space that something else has freed counts
-    /// as unused.
+    /// Returns the part of the claims that is not used yet while this much is free. Space that something else has freed
+    /// counts as unused.
     pub fn unused(self, free: DiskSpace) -> DiskSpace {
         let unused = self.left.shortfall_to(free);
         DiskSpace { bytes: unused.bytes.min(self.sum.bytes), inodes: unused.inodes.min(self.sum.inodes) }
@@ -302,8 +303,8 @@ impl InsufficientSpace {
         admit(self.need, self.free + self.removable.amount(), self.reserve, RemovableSpace::NONE).is_ok()
     }
 
-    /// Returns the bytes that garbage collection has to free; the likely ones are no more than removing images can free.
-    /// `None` if it cannot free enough, or if only inodes are short.
+    /// Returns the bytes that garbage collection has to free; the likely ones are no more than removing images can
+    /// free. `None` if it cannot free enough, or if only inodes are short.
     pub fn reclaim_bytes(&self) -> Option<ReclaimBytes> {
         if !self.fits_after_gc() || self.lacks_inodes_only() {
             return None;

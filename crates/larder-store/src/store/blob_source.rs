@@ -71,14 +71,14 @@ impl BlobSource {
         BlobSource { repository: String::new(), login: TransferLogin::Anonymous, digest, size }
     }
 
-    /// Identifies the ingest of the blob. The ID depends on repository, digest and size: bytes of one repository are never
-    /// completed by another one, nor replaced by a blob of another size.
+    /// Identifies the ingest of the blob. The ID depends on repository, digest and size: bytes of one repository are
+    /// never completed by another one, nor replaced by a blob of another size.
     pub fn ingest_id(&self) -> IngestId {
         IngestId(Digest::sha256(format!("{} {} {}", self.repository, self.digest, self.size)))
     }
 
-    /// Identifies the fetch of the blob: those who would be given its layer afterwards may wait for it, which are those that
-    /// ask the same registry with the same credential.
+    /// Identifies the fetch of the blob: those who would be given its layer afterwards may wait for it, which are those
+    /// that ask the same registry with the same credential.
     pub(super) fn fetch(&self) -> Digest {
         let registry = self.registry_name();
         match &self.login {
@@ -103,8 +103,8 @@ impl BlobSource {
         BlobSource { login: TransferLogin::Unrecorded, ..self.clone() }
     }
 
-    /// Returns true if this transfer proves that `other` may use the layer: the same blob was sent by the same repository,
-    /// or by its registry to the same credential, which the blob is thus readable with.
+    /// Returns true if this transfer proves that `other` may use the layer: the same blob was sent by the same
+    /// repository, or by its registry to the same credential, which the blob is thus readable with.
     fn proves(&self, other: &BlobSource) -> bool {
         let same_blob = self.digest == other.digest && self.size == other.size;
         same_blob && (self.repository == other.repository || self.is_same_login(other))

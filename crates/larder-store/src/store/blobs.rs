@@ -34,7 +34,8 @@ impl OpenStore {
         check_digest(bytes, digest)?;
         let path = self.layout.blob(digest);
         let doing = "store a manifest or config";
-        // One that no image has may be what a commit left whose sync failed: the page cache has bytes that the disk lacks.
+        // One that no image has may be what a commit left whose sync failed: the page cache has bytes that the disk
+        // lacks.
         let committed = self.db.read(doing, |reader| reader.any(USES, &format!("blob/{digest}/")))?;
         if committed && read_blob(&path).context(doing)?.is_some_and(|present| present == bytes) {
             return Ok(());

@@ -1,7 +1,7 @@
 //! The right to fetch a layer: one pull has it, and others wait for the layer.
 //!
-//! A waiting pull of another repository fetches the layer itself if the fetch is slow: one slow repository must not delay
-//! all images that share a layer.
+//! A waiting pull of another repository fetches the layer itself if the fetch is slow: one slow repository must not
+//! delay all images that share a layer.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -125,8 +125,9 @@ impl<L> LayerClaims<L> {
 
     /// Claims a layer unless `present` finds it.
     ///
-    /// `present` may wait for the disk and is called without the lock, which claims take on async threads, too. It is called
-    /// again once the layer is claimed: another fetch may have ended since the first search, and none does after it.
+    /// `present` may wait for the disk and is called without the lock, which claims take on async threads, too. It is
+    /// called again once the layer is claimed: another fetch may have ended since the first search, and none does after
+    /// it.
     pub(super) fn claim<E>(
         &self,
         request: &ClaimRequest,
@@ -215,7 +216,8 @@ pub struct LayerWait<L> {
 
 #[expect(private_bounds, reason = "only handles of layers are claimed")]
 impl<L: KeyedLayer> LayerWait<L> {
-    /// Ends when the other pull has ended, with the layer. `None` if it gave up, or the layer does not fit here: claim it again.
+    /// Ends when the other pull has ended, with the layer. `None` if it gave up, or the layer does not fit here: claim
+    /// it again.
     pub fn ended(&self) -> impl Future<Output = Option<L>> + Send + use<L>
     where
         L: Send + Sync + 'static,
@@ -230,8 +232,8 @@ impl<L: KeyedLayer> LayerWait<L> {
         }
     }
 
-    /// Returns true if this pull should fetch the layer itself: the fetch is slow, and from another repository, which may be
-    /// the reason.
+    /// Returns true if this pull should fetch the layer itself: the fetch is slow, and from another repository, which
+    /// may be the reason.
     pub(crate) fn is_slow(&self, now: Instant) -> bool {
         self.shared.repository != self.request.source.repository && self.shared.progress.is_slow(now)
     }

@@ -4,8 +4,8 @@
 //! layers and blobs in the store -> one sync of the filesystem -> one transaction
 //! ```
 //!
-//! Guarantees: before the transaction, no reader sees any of it; after it, everything that the image needs is durable. The
-//! leftovers of an interrupted commit are removed when the store is opened.
+//! Guarantees: before the transaction, no reader sees any of it; after it, everything that the image needs is durable.
+//! The leftovers of an interrupted commit are removed when the store is opened.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -82,7 +82,8 @@ impl Store {
     }
 
     /// Makes layers durable without an image, so that a retry after another failure, or a repair, need not fetch them
-    /// again. Unless an image, a lease or a snapshot references them, they are removed by the next [`sweep`](Store::sweep).
+    /// again. Unless an image, a lease or a snapshot references them, they are removed by the next
+    /// [`sweep`](Store::sweep).
     pub fn commit_layers(
         &self,
         layers: &[LayerHandle],
@@ -188,8 +189,8 @@ impl OpenStore {
         Ok((record, others))
     }
 
-    /// Returns the allocated bytes of config and manifests, which must be synced. A missing manifest cannot be measured;
-    /// fsck reports it.
+    /// Returns the allocated bytes of config and manifests, which must be synced. A missing manifest cannot be
+    /// measured; fsck reports it.
     fn blob_bytes(&self, record: &ImageRecord) -> u64 {
         record.blobs().map(|digest| taken(&self.layout.blob(digest)).bytes).sum()
     }
@@ -235,9 +236,9 @@ impl OpenStore {
         Ok(rechecked)
     }
 
-    /// Notes for each image that needs this layer whether all that it needs is there. An image that was absent, and was not
-    /// preloaded, stays so until a pull of its own: kubelet may have forgotten who may use it. Returns the images whose
-    /// copies must say so: those that are absent, and those that were.
+    /// Notes for each image that needs this layer whether all that it needs is there. An image that was absent, and was
+    /// not preloaded, stays so until a pull of its own: kubelet may have forgotten who may use it. Returns the images
+    /// whose copies must say so: those that are absent, and those that were.
     pub(crate) fn recheck_images(
         &self,
         writer: &DbTransaction,
@@ -330,8 +331,8 @@ pub(super) fn sort(names: &mut Vec<String>) {
     names.dedup();
 }
 
-/// Adds what was known of the image before. Its layers keep the blobs they were made from, whatever another manifest of the
-/// same config names.
+/// Adds what was known of the image before. Its layers keep the blobs they were made from, whatever another manifest of
+/// the same config names.
 fn merge(record: &mut ImageRecord, before: ImageRecord) {
     for (layer, before) in record.layers.iter_mut().zip(before.layers) {
         if layer.key == before.key {

@@ -3,12 +3,12 @@
 //! Tables map text to a record, written as JSON. Reads see a snapshot of the moment in which they
 //! began and never wait for writes. A write is durable when it returns, or it did not happen.
 //!
-//! A write is two steps: the transaction is written to the write-ahead log and synced, then copied into the database and
-//! synced there. If the first fails, the log is emptied; if the second fails, the next one repeats it. So a
-//! failed sync is no reason to trust less, nor to reopen.
+//! A write is two steps: the transaction is written to the write-ahead log and synced, then copied into the database
+//! and synced there. If the first fails, the log is emptied; if the second fails, the next one repeats it. So a failed
+//! sync is no reason to trust less, nor to reopen.
 //!
-//! Each row has a checksum, each table has the number and the sum of the checksums of its rows, and opening verifies all of
-//! them: SQLite itself checks structure, not content.
+//! Each row has a checksum, each table has the number and the sum of the checksums of its rows, and opening verifies
+//! all of them: SQLite itself checks structure, not content.
 
 mod connection;
 
@@ -223,7 +223,8 @@ impl Db {
         Ok(db)
     }
 
-    /// Makes a database with what `write_first` writes, instead of the one that may be at `path`. It appears as a whole.
+    /// Makes a database with what `write_first` writes, instead of the one that may be at `path`. It appears as a
+    /// whole.
     pub(crate) fn create(
         disk: &dyn Disk,
         path: &Path,
@@ -306,8 +307,8 @@ impl Db {
             match &committed {
                 Ok(false) => {}
                 Ok(true) => {
-                    // It has replaced one that failed. It is durable in the log. If this fails, the next write, or the next
-                    // open, copies it.
+                    // It has replaced one that failed. It is durable in the log. If this fails, the next write, or the
+                    // next open, copies it.
                     self.has_failed_transaction.store(false, Ordering::Relaxed);
                     self.report(connection::copy_log(&*self.disk, &self.path, &writer));
                 }
@@ -327,7 +328,8 @@ impl Db {
         Ok(())
     }
 
-    /// Removes a failed transaction from the log. If this fails, the next write replaces it, or closing tries once more.
+    /// Removes a failed transaction from the log. If this fails, the next write replaces it, or closing tries once
+    /// more.
     fn empty_log(&self, writer: &Connection) {
         let emptied =
             connection::empty_log(&*self.disk, &self.path, writer).and_then(|()| self.reserve_log());

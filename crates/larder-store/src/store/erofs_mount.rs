@@ -28,8 +28,8 @@ impl Store {
 }
 
 impl OpenStore {
-    /// How layers of this store become lower directories of overlays. Tried until it is known: a full disk, or loop devices
-    /// that are all in use, are no reason to extract layers until the next start.
+    /// How layers of this store become lower directories of overlays. Tried until it is known: a full disk, or loop
+    /// devices that are all in use, are no reason to extract layers until the next start.
     pub(crate) fn erofs_mount(&self) -> io::Result<LayerMountKind> {
         if let Some(known) = self.known_erofs_mount() {
             return Ok(known);
@@ -37,8 +37,8 @@ impl OpenStore {
         self.note_erofs_mount(probe(&self.layout.new_staging()))
     }
 
-    /// Mounts a layer's file; `None` if layers cannot be mounted here. If that is not known yet, it is tried with this file: a
-    /// full disk has no room for another.
+    /// Mounts a layer's file; `None` if layers cannot be mounted here. If that is not known yet, it is tried with this
+    /// file: a full disk has no room for another.
     pub(crate) fn mount_layer(&self, file: &Path) -> io::Result<Option<DetachedMount>> {
         let kind = match self.known_erofs_mount() {
             Some(kind) => kind,
@@ -70,7 +70,8 @@ impl OpenStore {
     }
 }
 
-/// How layers are mounted, after the mount of one has failed. An empty layer decides: the one that failed may be damaged.
+/// How layers are mounted, after the mount of one has failed. An empty layer decides: the one that failed may be
+/// damaged.
 fn kind_after(
     error: io::Error,
     probe: impl FnOnce() -> io::Result<LayerMountKind>,
@@ -81,7 +82,8 @@ fn kind_after(
     Err(error)
 }
 
-/// Returns true for the error of a kernel that has no EROFS, or of a process that may not mount it. Any other one may pass.
+/// Returns true for the error of a kernel that has no EROFS, or of a process that may not mount it. Any other one may
+/// pass.
 fn is_lasting(error: &io::Error) -> bool {
     let lasting = [Errno::NODEV, Errno::NOSYS, Errno::PERM, Errno::ACCESS];
     Errno::from_io_error(error).is_some_and(|errno| lasting.contains(&errno))

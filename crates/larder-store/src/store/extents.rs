@@ -58,8 +58,8 @@ impl SavedExtents {
         (end.unwrap_or_default() <= saved.size).then_some(saved)
     }
 
-    /// Returns the ranges that a fetch resumes with in this run of the machine: those that can be relied on, or the whole
-    /// blob if it was there, since then its digest decides before anything is fetched.
+    /// Returns the ranges that a fetch resumes with in this run of the machine: those that can be relied on, or the
+    /// whole blob if it was there, since then its digest decides before anything is fetched.
     pub(super) fn resumable(self, boot: &str) -> ByteRanges {
         let is_same_run = !boot.is_empty() && self.boot == boot;
         let is_complete = self.present.contiguous_len() == self.size;

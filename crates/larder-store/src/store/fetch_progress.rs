@@ -102,8 +102,8 @@ impl FetchProgress {
         self.unpacking.lock()
     }
 
-    /// The rate over the last whole window. A fetch is slow after its last received byte if it makes no progress: a layer
-    /// that unpacks to a thousand times its bytes takes long for each, through no fault of its registry.
+    /// The rate over the last whole window. A fetch is slow after its last received byte if it makes no progress: a
+    /// layer that unpacks to a thousand times its bytes takes long for each, through no fault of its registry.
     pub(crate) fn rate(&self, now: Instant) -> WorkRate {
         let total = self.total();
         let (minimum, otherwise) = match *self.unpacking() {
@@ -113,8 +113,8 @@ impl FetchProgress {
         WorkRate::of(self.window().observe(now, total), minimum, otherwise)
     }
 
-    /// Returns true if pulls from elsewhere should not wait for this fetch. One that waits for a slot of their registry is as
-    /// fast as they are.
+    /// Returns true if pulls from elsewhere should not wait for this fetch. One that waits for a slot of their registry
+    /// is as fast as they are.
     pub(crate) fn is_slow(&self, now: Instant) -> bool {
         !self.queued.load(Ordering::Relaxed) && self.rate(now) == WorkRate::Slow
     }

@@ -64,8 +64,8 @@ impl Store {
         })
     }
 
-    /// Like [`image_summary`](Store::image_summary), but `None` for an image with a layer that `fsck` marked as damaged: it
-    /// must not be used before a pull has replaced the layer.
+    /// Like [`image_summary`](Store::image_summary), but `None` for an image with a layer that `fsck` marked as
+    /// damaged: it must not be used before a pull has replaced the layer.
     pub fn usable_image_summary(
         &self,
         image: impl Into<ImageName>,
@@ -133,8 +133,8 @@ fn find_id(source: &impl DbRead, image: &ImageName) -> DbResult<Option<String>> 
     by_digits(source, image.as_str().strip_prefix("sha256:").unwrap_or(image.as_str()))
 }
 
-/// The ID of an image of the repository, for the platform of the name, that has the manifest of this digest: an image of an index
-/// has the name with the digest of the index, and the manifest of its platform names it as well.
+/// The ID of an image of the repository, for the platform of the name, that has the manifest of this digest: an image
+/// of an index has the name with the digest of the index, and the manifest of its platform names it as well.
 fn by_manifest(source: &impl DbRead, image: &ImageName) -> DbResult<Option<String>> {
     let Ok(reference) = image.reference() else { return Ok(None) };
     let Some(digest) = reference.digest() else { return Ok(None) };

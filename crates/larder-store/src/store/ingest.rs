@@ -70,7 +70,8 @@ struct IngestExtents {
 }
 
 impl Store {
-    /// Starts or resumes the [ingest](BlobSource::ingest_id) of a blob. `Busy` while another pull of this process has it.
+    /// Starts or resumes the [ingest](BlobSource::ingest_id) of a blob. `Busy` while another pull of this process has
+    /// it.
     pub fn ingest(&self, blob: &BlobSource) -> Result<IngestFile, StoreError> {
         let doing = "create a file for a blob";
         let (inner, id, size) = (&self.0, blob.ingest_id(), blob.size);
@@ -117,8 +118,8 @@ fn open_data(disk: &dyn Disk, dir: &Path, size: u64) -> io::Result<(Arc<dyn Disk
     let data = disk.open(&dir.join(DATA), FileOpenMode::Create)?;
     let length = data.len()?;
     if length != size {
-        // Not a new file: ext4 takes one that is cut to nothing for one that is replaced, and writes it to the disk when
-        // it is closed. These bytes live too briefly for that.
+        // Not a new file: ext4 takes one that is cut to nothing for one that is replaced, and writes it to the disk
+        // when it is closed. These bytes live too briefly for that.
         if length > 0 {
             data.set_len(0)?;
         }

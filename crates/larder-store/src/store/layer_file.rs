@@ -16,7 +16,8 @@ pub const LAYER_FILE: &str = "layer.erofs";
 /// Name of the archive record while the layer is staged.
 pub const ARCHIVE_RECORD: &str = "archive.v1";
 
-/// Begins the trailer; length and CRC32 of the record follow, each in 8 hexadecimal digits after a space, and a newline.
+/// Begins the trailer; length and CRC32 of the record follow, each in 8 hexadecimal digits after a space, and a
+/// newline.
 const MAGIC: &str = "larder layer 1";
 const TRAILER: usize = MAGIC.len() + 9 + 9 + 1;
 

@@ -1,7 +1,7 @@
 //! The life of a layer: unpacked in `staging`, moved into `layers`, made visible by a commit.
 //!
-//! A [`LayerHandle`] keeps its layer in the store as long as the handle lives. A layer that no image was committed with is
-//! removed with its last handle, unless it is resumable by a later pull (`resumable_layers.rs`).
+//! A [`LayerHandle`] keeps its layer in the store as long as the handle lives. A layer that no image was committed with
+//! is removed with its last handle, unless it is resumable by a later pull (`resumable_layers.rs`).
 
 use std::collections::HashMap;
 use std::io;
@@ -200,8 +200,8 @@ impl LayerStaging {
         &self.dir
     }
 
-    /// Moves the layer into the store: its file, with what the store knows of the layer behind it. It is visible and durable
-    /// only after an image was committed with it. `source` has sent the bytes of the layer.
+    /// Moves the layer into the store: its file, with what the store knows of the layer behind it. It is visible and
+    /// durable only after an image was committed with it. `source` has sent the bytes of the layer.
     pub fn finish(
         mut self,
         key: &LayerKey,
@@ -257,8 +257,8 @@ impl Drop for LayerStaging {
 }
 
 impl Store {
-    /// Finds a layer that `source` may use, or claims its fetch for one caller, so that a blob that several pulls need is
-    /// fetched once from each registry with each credential.
+    /// Finds a layer that `source` may use, or claims its fetch for one caller, so that a blob that several pulls need
+    /// is fetched once from each registry with each credential.
     ///
     /// `chain_id` is that of the layers up to this one; it names the layer where its content depends on them.
     pub fn claim(
@@ -354,8 +354,8 @@ impl OpenStore {
         }))
     }
 
-    /// Moves a finished layer to its place; what was there gives way if it is damaged, or not in the database. Overlays that
-    /// have a damaged layer keep its file, which is deleted with the last of them; new ones get this layer.
+    /// Moves a finished layer to its place; what was there gives way if it is damaged, or not in the database. Overlays
+    /// that have a damaged layer keep its file, which is deleted with the last of them; new ones get this layer.
     fn place(self: &Arc<Self>, from: &Path, layer: UncommittedLayer) -> Result<LayerHandle, StoreError> {
         let doing = "move a layer into the store";
         let key = layer.record.key.clone();

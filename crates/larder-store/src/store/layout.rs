@@ -105,8 +105,8 @@ impl StoreLayout {
         self.root.join("extracted")
     }
 
-    /// The wrapper of an extracted layer, which only larder changes, whatever the mode of the directory in it. Overlays of a
-    /// user namespace have marks of their own, and so a directory of their own.
+    /// The wrapper of an extracted layer, which only larder changes, whatever the mode of the directory in it. Overlays
+    /// of a user namespace have marks of their own, and so a directory of their own.
     pub(crate) fn extracted_layer(&self, key: &LayerKey, in_user_namespace: bool) -> PathBuf {
         self.extracted().join(if in_user_namespace { format!("{key}{FOR_USERS}") } else { key.to_string() })
     }
@@ -188,8 +188,8 @@ pub(crate) fn digest_of_name(name: &str) -> Option<Digest> {
     Digest::parse(&format!("{algorithm}:{hex}")).ok()
 }
 
-/// Names of the entries of a directory, in order; those that are not UTF-8 are not ours, and printed lossily. None if it
-/// does not exist: a check does not create what is missing.
+/// Names of the entries of a directory, in order; those that are not UTF-8 are not ours, and printed lossily. None if
+/// it does not exist: a check does not create what is missing.
 pub(crate) fn names_in(dir: &Path) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     let entries = match fs_err::read_dir(dir) {

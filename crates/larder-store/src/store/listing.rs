@@ -93,8 +93,8 @@ pub(crate) fn uid_and_name(user: &str) -> (Option<i64>, &str) {
     }
 }
 
-/// Returns the disk usage of an image, whatever else needs the same files. It is that of `image_usages`, which measures the
-/// copy of the record: here it may not be written yet.
+/// Returns the disk usage of an image, whatever else needs the same files. It is that of `image_usages`, which measures
+/// the copy of the record: here it may not be written yet.
 pub(crate) fn disk_bytes(source: &impl DbRead, image: &ImageRecord) -> DbResult<u64> {
     let copy = encode(image.id.as_str(), &ImageRecord { disk_bytes: 0, ..image.clone() })?.len() as u64;
     let mut bytes = image.blob_bytes.saturating_add(copy.next_multiple_of(BLOCK));

@@ -38,8 +38,8 @@ impl StoreLock {
 }
 
 impl Drop for StoreLock {
-    /// Without this the lock would be released with the last copy of its descriptor, and a process that was forked just now has
-    /// one until it executes its program.
+    /// Without this the lock would be released with the last copy of its descriptor, and a process that was forked just
+    /// now has one until it executes its program.
     fn drop(&mut self) {
         if let Err(error) = rustix::fs::flock(&self.file, FlockOperation::Unlock) {
             tracing::debug!(%error, "cannot unlock the store");

@@ -192,7 +192,8 @@ fn check_format(layout: &StoreLayout) -> Result<bool, StoreOpenError> {
     }
 }
 
-/// Whether a directory without a format may be made a store: it is empty, or an earlier attempt did not come to its end.
+/// Whether a directory without a format may be made a store: it is empty, or an earlier attempt did not come to its
+/// end.
 fn may_become_a_store(root: &Path) -> io::Result<bool> {
     let ours = [
         "blobs",

@@ -2,9 +2,9 @@
 //! files.
 //!
 //! Two conditions retain an ingest or a resumable layer. A running pull references them ([`Store::reference_ingests`]),
-//! whatever the trigger. And until space is needed, the lease of an ended pull retains what the next attempt can use, also
-//! across restarts. Such a lease is no source of [retention](larder::retention), which is about images: leases on images are
-//! in the [`RemovalGate`](larder::retention::RemovalGate).
+//! whatever the trigger. And until space is needed, the lease of an ended pull retains what the next attempt can use,
+//! also across restarts. Such a lease is no source of [retention](larder::retention), which is about images: leases on
+//! images are in the [`RemovalGate`](larder::retention::RemovalGate).
 
 use std::collections::HashSet;
 use std::time::{Duration, SystemTime};

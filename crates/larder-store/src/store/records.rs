@@ -71,14 +71,15 @@ pub struct ImageRecord {
     pub tags: Vec<String>,
     /// Names with digests, in full: `docker.io/library/busybox@sha256:...`, or for another platform with that. Sorted.
     pub digests: Vec<String>,
-    /// The manifests, and indexes, that led to it; their bytes are kept. Those of the last pull first, the outermost before
-    /// the others.
+    /// The manifests, and indexes, that led to it; their bytes are kept. Those of the last pull first, the outermost
+    /// before the others.
     pub manifests: Vec<Digest>,
     /// Its layers, lowest first.
     pub layers: Vec<ImageLayer>,
     /// Allocated bytes of config and manifests.
     pub blob_bytes: u64,
-    /// Allocated bytes of its layers, config, manifests and the copy of this record, whatever else needs the same files.
+    /// Allocated bytes of its layers, config, manifests and the copy of this record, whatever else needs the same
+    /// files.
     pub disk_bytes: u64,
     /// The user that its config names: empty, `uid`, `name`, `uid:gid` or `name:group`.
     pub user: String,
@@ -91,8 +92,8 @@ pub struct ImageRecord {
     pub created: String,
     /// When it was last pulled or loaded.
     pub pulled_at: u64,
-    /// Whether all its layers are there. An incomplete image is not listed until its own pull has completed it or, if it was
-    /// preloaded, any pull.
+    /// Whether all its layers are there. An incomplete image is not listed until its own pull has completed it or, if
+    /// it was preloaded, any pull.
     pub complete: bool,
 }
 
@@ -164,8 +165,8 @@ pub struct LayerRecord {
     pub key: LayerKey,
     /// Facts from unpacking the layer.
     pub facts: LayerMetadata,
-    /// Size and digest of its file, but for the copy of this record at its end. With implied directories, a layer that is
-    /// kept under its diff ID fitted the layers that it was unpacked on; whether it fits others must be checked.
+    /// Size and digest of its file, but for the copy of this record at its end. With implied directories, a layer that
+    /// is kept under its diff ID fitted the layers that it was unpacked on; whether it fits others must be checked.
     pub erofs: ErofsFile,
     /// Disk usage of the layer's file.
     pub usage: DiskSpace,

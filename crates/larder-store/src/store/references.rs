@@ -1,7 +1,7 @@
 //! Layers and blobs in use by this process, which must not be removed: those of in-flight pulls.
 //!
-//! References live in memory and end with the process, as the pulls do. What must outlive the process is a lease. They are
-//! no sources of retention: they order writers of one layer or ingest, and nothing asks them about an image.
+//! References live in memory and end with the process, as the pulls do. What must outlive the process is a lease. They
+//! are no sources of retention: they order writers of one layer or ingest, and nothing asks them about an image.
 
 use std::collections::HashMap;
 use std::sync::Arc;

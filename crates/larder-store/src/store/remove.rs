@@ -47,13 +47,14 @@ impl Store {
     }
 
     /// Lets the closing of this store wait until everything that was removed is deleted, as
-    /// [`finish_deletion`](super::StoreConfig::finish_deletion) does. For a caller that removes an image and then closes the store.
+    /// [`finish_deletion`](super::StoreConfig::finish_deletion) does. For a caller that removes an image and then
+    /// closes the store.
     pub fn finish_deletion(&self) {
         self.0.trash.finish();
     }
 
-    /// Whether the filesystem counts the blocks of a file as free as soon as it is deleted. XFS and btrfs do so some time
-    /// later.
+    /// Whether the filesystem counts the blocks of a file as free as soon as it is deleted. XFS and btrfs do so some
+    /// time later.
     pub fn frees_at_once(&self) -> bool {
         self.0.sizes == SizeAccuracy::WhileWritten
     }

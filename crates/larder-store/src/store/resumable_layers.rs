@@ -2,8 +2,8 @@
 //!
 //! They are in `layers` but not in the database. Two conditions bound them. They were not synced, so they are trusted
 //! only until the machine reboots: their record has the boot ID. And they are retained only while a lease names their
-//! ingest, such as the lease of an interrupted pull, and no space is needed (`reclaim.rs`). Write errors of a dead process
-//! may be unknown, so a commit compares the layers of one with the digest of their files, as they are on disk.
+//! ingest, such as the lease of an interrupted pull, and no space is needed (`reclaim.rs`). Write errors of a dead
+//! process may be unknown, so a commit compares the layers of one with the digest of their files, as they are on disk.
 
 use std::collections::HashSet;
 use std::io;

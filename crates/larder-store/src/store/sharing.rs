@@ -12,8 +12,8 @@ use super::references::ReferencedItem;
 use super::usage::{each_layers_users, layer_users_beside_images, layers};
 
 impl Store {
-    /// All images with their layers, those that lack one included, and what else references a layer: leases, mounts, and pulls
-    /// under way.
+    /// All images with their layers, those that lack one included, and what else references a layer: leases, mounts,
+    /// and pulls under way.
     pub fn layer_usage_index(&self) -> Result<LayerUsageIndex, StoreError> {
         self.0.db.read("look up which images share layers", |reader| {
             let mut sharing = LayerUsageIndex::unknown();

@@ -1,7 +1,7 @@
 //! The records of containerd's snapshots, and which layers they need.
 //!
-//! A snapshot has a number for its directory, a key by which containerd knows it, and a parent. Rows in `snapshot-children`
-//! name both by number, so that a commit, which changes the key, changes no child.
+//! A snapshot has a number for its directory, a key by which containerd knows it, and a parent. Rows in
+//! `snapshot-children` name both by number, so that a commit, which changes the key, changes no child.
 
 use std::collections::{BTreeMap, HashSet};
 

@@ -1,8 +1,8 @@
 //! The descriptor that commits sync the filesystem with.
 //!
-//! The kernel writes files back on its own and reports an error once to each descriptor that was open when a write failed. A
-//! descriptor that a commit opens for itself misses the errors that another process, such as `sync`, has received.
-//! Writers of layers and blobs therefore keep one from before their first write until the commit.
+//! The kernel writes files back on its own and reports an error once to each descriptor that was open when a write
+//! failed. A descriptor that a commit opens for itself misses the errors that another process, such as `sync`, has
+//! received. Writers of layers and blobs therefore keep one from before their first write until the commit.
 //!
 //! One descriptor serves all pulls. The error of a failed sync concerns each of them, although the kernel reports it to
 //! the first one only, so the descriptor remembers it; what is written later gets a new one.

@@ -1,7 +1,7 @@
 //! Records which repository has sent which layer: the proof without which no pull uses bytes of the store.
 //!
-//! Digests, sizes and diff IDs are no secrets, and a registry can invent every answer but the bytes themselves. So a layer
-//! is reused only for a source whose bytes were received here and had the digests of the layer.
+//! Digests, sizes and diff IDs are no secrets, and a registry can invent every answer but the bytes themselves. So a
+//! layer is reused only for a source whose bytes were received here and had the digests of the layer.
 
 use larder::reference::{Digest, Reference};
 

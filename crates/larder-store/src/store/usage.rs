@@ -1,4 +1,5 @@
-//! Disk usage of the store. Layers are measured once, when they are added; everything else is small and measured on demand.
+//! Disk usage of the store. Layers are measured once, when they are added; everything else is small and measured on
+//! demand.
 
 use std::collections::HashMap;
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! Parses tar archives: the only module that knows the format. Turns uncompressed bytes into [`LayerEntry`]s and content.
+//! Parses tar archives: the only module that knows the format. Turns uncompressed bytes into [`LayerEntry`]s and
+//! content.
 //!
 //! It reads archives as Go's `archive/tar` does, since the container runtimes interpret images with it: entries whose
 //! type has no content have none, whatever their size field; a name that ends in `/` is a directory in old archives;
@@ -384,7 +385,8 @@ fn parse_error(at: u64, input: &[u8], error: &ParseError, options: &UnpackOption
     }
 }
 
-/// The name of the entry whose headers begin here, for an error about them: by its extended headers, or else by its own.
+/// The name of the entry whose headers begin here, for an error about them: by its extended headers, or else by its
+/// own.
 fn name_at(mut input: &[u8]) -> Option<PathBuf> {
     let mut long = None;
     loop {

@@ -1,7 +1,7 @@
 //! The archive record: what of a layer's archive is no file content, so that the archive can be written again.
 //!
-//! It is the archive itself without the content of files: headers, padding and what follows the end, compressed with zstd.
-//! The reader of archives knows from the headers where which content was, so nothing else is needed
+//! It is the archive itself without the content of files: headers, padding and what follows the end, compressed with
+//! zstd. The reader of archives knows from the headers where which content was, so nothing else is needed
 //! (`rebuild_archive.rs`). It follows the filesystem in the file of the layer.
 
 use std::fs::File;

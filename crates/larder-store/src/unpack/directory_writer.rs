@@ -1,7 +1,7 @@
 //! Writes files below a directory, each directory before what is in it: the order in which an export has them.
 //!
-//! Guarantees: nothing outside of the directory is touched, whatever the entries say: every name is made in a directory that
-//! this module made itself, and opened without following links; a name that exists is an error.
+//! Guarantees: nothing outside of the directory is touched, whatever the entries say: every name is made in a directory
+//! that this module made itself, and opened without following links; a name that exists is an error.
 
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -222,8 +222,8 @@ impl DirectoryWriter {
         self.describe(file.as_fd(), entry, 0o400)
     }
 
-    /// Gives an open file or directory all that an entry says of it. Without owners, this process keeps the mode bits that it
-    /// needs itself.
+    /// Gives an open file or directory all that an entry says of it. Without owners, this process keeps the mode bits
+    /// that it needs itself.
     fn describe(&mut self, on: BorrowedFd<'_>, entry: &LayerEntry, needed: u32) -> Result<(), UnpackError> {
         let mode = if self.form.owners { entry.mode } else { entry.mode | needed };
         if self.form.owners {
@@ -300,7 +300,8 @@ impl DirectoryWriter {
             .map_err(|errno| failed("set the time of", entry, errno))
     }
 
-    /// Hides a name of the layers below: a device 0:0, or a marked empty file, which the kernel understands from 6.7 on.
+    /// Hides a name of the layers below: a device 0:0, or a marked empty file, which the kernel understands from 6.7
+    /// on.
     fn whiteout(&mut self, name: &[u8], entry: &LayerEntry) -> Result<(), UnpackError> {
         let make_failed = |errno| failed("create the whiteout", entry, errno);
         if let Some(directory) = self.directories.last_mut() {

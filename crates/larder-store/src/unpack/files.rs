@@ -1,5 +1,5 @@
-//! Writes files to an EROFS disk, or below a directory: those of an archive that [`write_merged_files`](super::write_merged_files)
-//! wrote, and those of one layer.
+//! Writes files to an EROFS disk, or below a directory: those of an archive that
+//! [`write_merged_files`](super::write_merged_files) wrote, and those of one layer.
 //!
 //! An archive is read as that of a layer, with the same checks; only no digest is known beforehand.
 
@@ -52,8 +52,8 @@ pub fn write_erofs_disk(files: impl Read, id: &Digest, path: &Path) -> Result<()
     disk.finish(&MergedLayers::default(), &options.progress).map(drop)
 }
 
-/// Writes the files below a directory, which exists and is empty. No name leads out of it. Without root, the files belong to
-/// this process, which can read them all.
+/// Writes the files below a directory, which exists and is empty. No name leads out of it. Without root, the files
+/// belong to this process, which can read them all.
 pub fn extract_files(
     files: impl Read,
     dir: &Path,
@@ -94,7 +94,8 @@ impl<F: BufferSource> Read for EntryContent<'_, '_, F> {
     }
 }
 
-/// Whether a file had what runs it with other rights than those of its user. On a directory, the bits mean something else.
+/// Whether a file had what runs it with other rights than those of its user. On a directory, the bits mean something
+/// else.
 fn drop_privileges(entry: &mut LayerEntry) -> bool {
     if entry.kind == LayerEntryKind::Directory {
         return false;
@@ -106,8 +107,8 @@ fn drop_privileges(entry: &mut LayerEntry) -> bool {
     entry.kind != LayerEntryKind::HardLink && before != (entry.mode, entry.xattrs.len())
 }
 
-/// Writes the files of a layer below an empty directory that is to be a lower directory of overlays. Not synced. Devices,
-/// attributes and owners that this process may not make or set are left out. The reserve stays free.
+/// Writes the files of a layer below an empty directory that is to be a lower directory of overlays. Not synced.
+/// Devices, attributes and owners that this process may not make or set are left out. The reserve stays free.
 pub(crate) fn extract_layer(
     layer: &LayerReader,
     dir: &Path,

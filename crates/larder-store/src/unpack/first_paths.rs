@@ -24,8 +24,8 @@ pub(super) struct FirstPaths {
 pub(super) struct TooManyPaths;
 
 impl FirstPaths {
-    /// Returns the path under which the file was found before. If this is its first one, keeps it. Directories, whiteouts, and
-    /// files with one name have none.
+    /// Returns the path under which the file was found before. If this is its first one, keeps it. Directories,
+    /// whiteouts, and files with one name have none.
     pub(super) fn of(&mut self, found: &MergedEntry) -> Result<Option<&[u8]>, TooManyPaths> {
         let MergedEntry { layer, path, inode } = found;
         if !may_have_several_names(inode) {

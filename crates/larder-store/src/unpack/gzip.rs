@@ -1,7 +1,7 @@
 //! gzip without its CRC-32.
 //!
-//! Every layer's uncompressed bytes are compared with the config's diff ID, a SHA-256. The CRC of a member adds nothing to
-//! that and costs 5% of a pull, so it is skipped. The size in the trailer is compared.
+//! Every layer's uncompressed bytes are compared with the config's diff ID, a SHA-256. The CRC of a member adds nothing
+//! to that and costs 5% of a pull, so it is skipped. The size in the trailer is compared.
 
 use std::io::{self, BufRead, Read};
 

@@ -1,5 +1,6 @@
-//! Directories that a layer's archive only implies: an overlay shows the nearest layer's owner and mode of a directory, so
-//! they get those of the layer below that really contains them. Whether a layer fits other layers below depends on them.
+//! Directories that a layer's archive only implies: an overlay shows the nearest layer's owner and mode of a directory,
+//! so they get those of the layer below that really contains them. Whether a layer fits other layers below depends on
+//! them.
 //!
 //! A layer's file has their paths behind the archive record: each ends in a zero byte, a CRC-32 follows the last one.
 
@@ -13,8 +14,8 @@ use super::merged_layers::{LayerReader, MergedLayers};
 use super::metadata::Xattrs;
 use crate::erofs::ErofsFile;
 
-/// Paths of all implied directories, in bytes: they are in memory while the layer is completed. Names nested thousands deep
-/// are small in the archive and in the layer, their paths are not.
+/// Paths of all implied directories, in bytes: they are in memory while the layer is completed. Names nested thousands
+/// deep are small in the archive and in the layer, their paths are not.
 pub(super) const MAX_IMPLIED_PATHS: usize = 16 << 20;
 
 const CRC: usize = 4;

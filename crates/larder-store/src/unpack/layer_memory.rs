@@ -1,9 +1,9 @@
 //! Bounds the memory of all layers that this process writes or that wait for the layers below them.
 //!
-//! Layers share an amount. A layer that does not fit moves its names to a file; if that is not enough, it waits until other
-//! layers need less, or until it may exceed the amount: one layer at a time may. That one depends on nothing but its own
-//! download, which is complete by then, so a wait ends. A layer that waits for its lowers moves to files if it does not fit,
-//! and never exceeds the amount.
+//! Layers share an amount. A layer that does not fit moves its names to a file; if that is not enough, it waits until
+//! other layers need less, or until it may exceed the amount: one layer at a time may. That one depends on nothing but
+//! its own download, which is complete by then, so a wait ends. A layer that waits for its lowers moves to files if it
+//! does not fit, and never exceeds the amount.
 
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -93,8 +93,8 @@ impl LayerMemoryShare {
         true
     }
 
-    /// Waits until the layer can change to so many bytes, or until it may exceed the limit. Returns false once `is_canceled`
-    /// returns true.
+    /// Waits until the layer can change to so many bytes, or until it may exceed the limit. Returns false once
+    /// `is_canceled` returns true.
     pub(super) fn wait(&mut self, bytes: usize, is_canceled: impl Fn() -> bool) -> bool {
         while !self.resize(bytes) {
             let mut usage = self.memory.usage();

@@ -18,8 +18,8 @@ use crate::disk::{DiskSpace, SpaceReserve};
 use crate::erofs::ErofsFile;
 use crate::erofs::digest::PieceHasher;
 
-/// Pieces are collected up to multiples of this offset. The page cache then holds the file in large folios: deleting a file of
-/// 1 GB takes a third of the time that it takes with single pages.
+/// Pieces are collected up to multiples of this offset. The page cache then holds the file in large folios: deleting a
+/// file of 1 GB takes a third of the time that it takes with single pages.
 const BUFFER: usize = 128 << 10;
 
 /// A new file, hashed while it is written.

@@ -1,8 +1,8 @@
 //! Writes a layer as one EROFS file.
 //!
-//! The file takes all data as it comes. Its directories are written at the end, when the layers below are known: an overlay
-//! shows the nearest layer's owner and mode of a directory, so those that the archive only implied get what the layer has
-//! that really contains them. Until then, the layer is a [`PendingLayer`].
+//! The file takes all data as it comes. Its directories are written at the end, when the layers below are known: an
+//! overlay shows the nearest layer's owner and mode of a directory, so those that the archive only implied get what the
+//! layer has that really contains them. Until then, the layer is a [`PendingLayer`].
 
 use std::collections::HashMap;
 use std::io;
@@ -254,8 +254,8 @@ impl PendingLayer {
         if self.progress.is_canceled() { Err(UnpackError::Canceled) } else { Ok(()) }
     }
 
-    /// Whether the nearest layer below is all that [`finish`](PendingLayer::finish) looks at: only the root is implied, and each
-    /// layer has the root's metadata.
+    /// Whether the nearest layer below is all that [`finish`](PendingLayer::finish) looks at: only the root is implied,
+    /// and each layer has the root's metadata.
     pub fn needs_nearest_only(&self) -> bool {
         self.needs_nearest_only
     }
@@ -294,8 +294,8 @@ impl PendingLayer {
         Ok(FinishedLayer { file: ErofsFile { implied_bytes, ..file }, depends_on_lowers })
     }
 
-    /// Makes the hard links to files of the layers below: a file gets a copy in this layer, as an overlay makes one. Returns
-    /// whether there are any.
+    /// Makes the hard links to files of the layers below: a file gets a copy in this layer, as an overlay makes one.
+    /// Returns whether there are any.
     fn copy_lower_files(&mut self, lowers: &MergedLayers) -> Result<bool, UnpackError> {
         let mut has_links = false;
         for number in self.writer.link_numbers() {
@@ -374,7 +374,8 @@ impl PendingLayer {
         made.map_err(|error| writer_error(&self.path, error))
     }
 
-    /// Gives an implied directory the metadata of the one below. Returns whether it is not what it had; a time does not count.
+    /// Gives an implied directory the metadata of the one below. Returns whether it is not what it had; a time does not
+    /// count.
     fn describe(&mut self, path: &[u8], model: &ErofsInode, xattrs: &Xattrs) -> Result<bool, UnpackError> {
         // As an entry, a name like this would be a whiteout.
         if split(path).1.starts_with(b".wh.") {

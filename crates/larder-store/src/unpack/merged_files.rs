@@ -30,8 +30,8 @@ const MAX_ZEROS: u64 = 1 << 30;
 /// How an archive has the holes of files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HoleEncoding {
-    /// As zeros, up to 1 GiB in all files, so that readers that know no sparse files (busybox) restore them. Other files are
-    /// as with [`HoleEncoding::Sparse`].
+    /// As zeros, up to 1 GiB in all files, so that readers that know no sparse files (busybox) restore them. Other
+    /// files are as with [`HoleEncoding::Sparse`].
     Zeros,
     /// In GNU tar's sparse format 1.0.
     Sparse,
@@ -171,8 +171,8 @@ impl MergedArchive<'_> {
     }
 }
 
-/// The map of a sparse file. Readers take its last entry for the end of the file, so that one that ends with a hole has an empty
-/// entry there.
+/// The map of a sparse file. Readers take its last entry for the end of the file, so that one that ends with a hole has
+/// an empty entry there.
 fn closed_map(extents: &[SparseExtent], size: u64) -> Vec<SparseEntry> {
     let mut map: Vec<SparseEntry> =
         extents.iter().map(|&(offset, length)| SparseEntry { offset, length }).collect();

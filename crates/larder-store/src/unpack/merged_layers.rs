@@ -1,4 +1,5 @@
-//! Looks up paths in layers as an overlay of them would show them. Layers are read from their files: nothing is mounted.
+//! Looks up paths in layers as an overlay of them would show them. Layers are read from their files: nothing is
+//! mounted.
 
 use std::collections::BTreeSet;
 use std::fs::File;

@@ -10,7 +10,8 @@
 //! Guarantees:
 //! - no file but that of the layer is touched, whatever the archive says: its names are resolved inside the layer;
 //! - memory is bounded by [`UnpackOptions`] and [`UnpackLimits`], never by the archive;
-//! - a layer is only [`UnpackedLayer`] when all its bytes, also those after the archive's end, have the expected digests;
+//! - a layer is only [`UnpackedLayer`] when all its bytes, also those after the archive's end, have the expected
+//!   digests;
 //! - after an error there is a partial file that the caller removes.
 //!
 //! An archive is one layer out of context: it can leave out parent directories that a lower layer has, and hard-link
@@ -73,8 +74,8 @@ use stream::BufferSource;
 /// [finished](PendingLayer::finish) on the layers below.
 ///
 /// Reads `compressed` to its end, except after an error. The returned error is the one nearest to the cause: bytes
-/// that have the wrong digest are reported as such, not as the damaged archive that they happen to look like. Fails with
-/// [`UnpackError::Unsupported`] if no EROFS filesystem can hold the layer.
+/// that have the wrong digest are reported as such, not as the damaged archive that they happen to look like. Fails
+/// with [`UnpackError::Unsupported`] if no EROFS filesystem can hold the layer.
 pub fn unpack_layer(
     compressed: impl Read + Send,
     expected: &ExpectedLayer<'_>,

@@ -23,13 +23,14 @@ pub struct UnpackOptions {
     pub write_behind: Option<WriteBehind>,
     /// Space that must stay free while the layer is written. Default: none.
     pub reserve: Option<SpaceReserve>,
-    /// Waits until all compressed bytes are local, before memory is taken that other layers wait for. Default: they are.
+    /// Waits until all compressed bytes are local, before memory is taken that other layers wait for. Default: they
+    /// are.
     pub download: Option<LayerDownload>,
-    /// Memory for names and directories, which all layers share that are written or wait for their lowers. Default 48 MiB in
-    /// this process.
+    /// Memory for names and directories, which all layers share that are written or wait for their lowers. Default 48
+    /// MiB in this process.
     pub layer_memory: LayerMemory,
-    /// A new file for what the archive has beside the content of files, so that it can be written again. The layer's file takes
-    /// it over. Default: none.
+    /// A new file for what the archive has beside the content of files, so that it can be written again. The layer's
+    /// file takes it over. Default: none.
     pub archive_record: Option<PathBuf>,
 }
 
@@ -118,8 +119,8 @@ pub struct UnpackLimits {
     pub max_plain_bytes: u64,
     /// Plain bytes of all layers of an image that are unpacked. Default 256 GiB.
     pub max_image_bytes: u64,
-    /// Plain bytes of an image for each compressed byte, beyond `expansion_free_bytes`. Runs of zeros do not count, since they
-    /// take no space. Default 200; 0 is no limit.
+    /// Plain bytes of an image for each compressed byte, beyond `expansion_free_bytes`. Runs of zeros do not count,
+    /// since they take no space. Default 200; 0 is no limit.
     pub max_expansion: u64,
     /// Plain bytes of an image that need no compressed ones. Default 1 GiB.
     pub expansion_free_bytes: u64,
@@ -131,8 +132,8 @@ pub struct UnpackLimits {
     pub max_path: u32,
     /// Bytes of one entry's extended headers (long names, attributes). Default 1 MiB.
     pub max_metadata: u32,
-    /// Base-2 logarithm of the largest zstd window, which is memory. Default 27 (128 MiB), as in all decoders. Windows of more
-    /// than 8 MiB share 128 MiB in this process: a layer waits until its own fits.
+    /// Base-2 logarithm of the largest zstd window, which is memory. Default 27 (128 MiB), as in all decoders. Windows
+    /// of more than 8 MiB share 128 MiB in this process: a layer waits until its own fits.
     pub max_zstd_window_log: u32,
 }
 
@@ -256,8 +257,8 @@ impl UnpackProgress {
         self.entries.load(Ordering::Relaxed)
     }
 
-    /// Makes the unpacking or the merge end soon, with [`super::UnpackError::Canceled`]. It is noticed at every entry and every
-    /// buffer; a `read` of the compressed bytes that blocks is the caller's to end.
+    /// Makes the unpacking or the merge end soon, with [`super::UnpackError::Canceled`]. It is noticed at every entry
+    /// and every buffer; a `read` of the compressed bytes that blocks is the caller's to end.
     pub fn cancel(&self) {
         self.canceled.store(true, Ordering::Relaxed);
     }

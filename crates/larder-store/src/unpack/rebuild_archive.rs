@@ -129,8 +129,8 @@ const NAME_BYTES: usize = 64;
 /// Bytes of names in which [`first_replaced`] looks.
 const MAX_NAMES: usize = 64 << 20;
 
-/// The first file of an archive whose content no layer has, if it is among the first names. Only looked for after a failure: it
-/// needs the names of all entries.
+/// The first file of an archive whose content no layer has, if it is among the first names. Only looked for after a
+/// failure: it needs the names of all entries.
 fn first_replaced(layer: &MergedLayers, diff_id: &Digest) -> Result<Option<PathBuf>, RebuildError> {
     let options = UnpackOptions::for_accepted_layer();
     let mut feed = open(layer)?;

@@ -11,8 +11,8 @@ use larder_erofs::ErofsScratch;
 
 use crate::disk::{DiskSpace, SpaceReserve};
 
-/// A file that is created at the first write and removed with this value. Most layers are so small that they need none. It has a
-/// name, so that it needs no descriptor while its layer waits for the layers below.
+/// A file that is created at the first write and removed with this value. Most layers are so small that they need none.
+/// It has a name, so that it needs no descriptor while its layer waits for the layers below.
 #[derive(Debug)]
 pub(super) struct ScratchFile {
     path: PathBuf,

@@ -1,10 +1,10 @@
 //! zstd, with a bound on the memory of all decoders together.
 //!
-//! The header of a frame has the size of its window, which is memory of the decoder. Small windows, as all usual levels have
-//! them, are free. Larger ones share [`LARGE_WINDOWS`]: a frame that does not fit waits until others have ended. A decoder
-//! gives up what it has before it waits, so two of them never wait for each other. It takes memory only once its layer is
-//! downloaded, so how long others wait does not depend on a registry. A layer that has the right to exceed the memory of all
-//! layers does not wait: the others may hold windows while they wait for that right.
+//! The header of a frame has the size of its window, which is memory of the decoder. Small windows, as all usual levels
+//! have them, are free. Larger ones share [`LARGE_WINDOWS`]: a frame that does not fit waits until others have ended. A
+//! decoder gives up what it has before it waits, so two of them never wait for each other. It takes memory only once
+//! its layer is downloaded, so how long others wait does not depend on a registry. A layer that has the right to exceed
+//! the memory of all layers does not wait: the others may hold windows while they wait for that right.
 
 use std::io::{self, BufRead as _, Read};
 use std::time::Duration;
@@ -49,8 +49,8 @@ impl WindowMemory {
         self.taken.lock()
     }
 
-    /// Waits for the memory of a window; all of it for one that is larger. Waits no longer than until `has_priority` returns
-    /// true. `None` once `is_canceled` returns true.
+    /// Waits for the memory of a window; all of it for one that is larger. Waits no longer than until `has_priority`
+    /// returns true. `None` once `is_canceled` returns true.
     fn acquire(
         &'static self,
         window: u64,
@@ -112,7 +112,8 @@ impl<R: Read> ZstdReader<R> {
         self.source
     }
 
-    /// Gets a decoder for a frame, with the memory that its window needs. The decoder refuses a larger one than is allowed.
+    /// Gets a decoder for a frame, with the memory that its window needs. The decoder refuses a larger one than is
+    /// allowed.
     fn prepare(&mut self, window: u64) -> io::Result<()> {
         let is_large = window > SMALL_WINDOW && window >> self.max_window_log.min(63) <= 1;
         let needed = if is_large { window.min(LARGE_WINDOWS.total) } else { 0 };

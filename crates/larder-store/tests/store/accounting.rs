@@ -46,8 +46,8 @@ fn the_sum_agrees_with_du() {
     drop(fresh);
 }
 
-/// Most bytes by which the size in a list differs from the measured disk usage, on a filesystem with other blocks: the list
-/// takes those of the record's copy as 4096 bytes.
+/// Most bytes by which the size in a list differs from the measured disk usage, on a filesystem with other blocks: the
+/// list takes those of the record's copy as 4096 bytes.
 const SIZE_SLACK: u64 = 4096;
 
 #[test]

@@ -243,7 +243,8 @@ fn reclaim(store: &Store, trigger: ReclaimTrigger, now: SystemTime) -> Reclaimab
     reclaimed
 }
 
-/// A store with a resumable layer `a`, a download `b` and their lease, and a layer `c` that only a lease of its own names.
+/// A store with a resumable layer `a`, a download `b` and their lease, and a layer `c` that only a lease of its own
+/// names.
 fn leftovers() -> TempStore {
     let scratch = TempStore::new();
     let seconds = 60;

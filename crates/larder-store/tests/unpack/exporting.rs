@@ -24,7 +24,8 @@ for member in archive:
 /// Sizes of files by path.
 type Sizes = BTreeMap<String, u64>;
 
-/// The arguments of GNU tar for each sparse format. The old one has two forms: more extents than four are not in the header.
+/// The arguments of GNU tar for each sparse format. The old one has two forms: more extents than four are not in the
+/// header.
 const SPARSE_FORMATS: [&[&str]; 4] = [
     &["--format=gnu"],
     &["--format=pax", "--sparse-version=0.0"],

@@ -1,7 +1,7 @@
 //! An overlay of our layers shows what `umoci unpack` writes, path by path.
 //!
-//! `LARDER_ORACLE_IMAGES` may name a directory with more OCI layouts, one in each directory in it; all images in them are
-//! compared as well. umoci knows no zstd: the layout `NAME-zstd` is compared with what we make of `NAME`, its twin.
+//! `LARDER_ORACLE_IMAGES` may name a directory with more OCI layouts, one in each directory in it; all images in them
+//! are compared as well. umoci knows no zstd: the layout `NAME-zstd` is compared with what we make of `NAME`, its twin.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

@@ -1,4 +1,5 @@
-//! A layer that is accepted is read back as it was written, by larder and by the kernel; one that is not names the entry.
+//! A layer that is accepted is read back as it was written, by larder and by the kernel; one that is not names the
+//! entry.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;

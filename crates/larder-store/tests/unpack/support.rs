@@ -129,8 +129,8 @@ impl UnpackDir {
         Ok(unpacked)
     }
 
-    /// Panics unless the layer's archive can be written again. One with two contents for a path, or with a content for a
-    /// whiteout, cannot, and says so.
+    /// Panics unless the layer's archive can be written again. One with two contents for a path, or with a content for
+    /// a whiteout, cannot, and says so.
     fn assert_archive(&self, expected: &ExpectedLayer<'_>) {
         match rebuild_archive(&self.layer(), expected.diff_id, &mut std::io::sink()) {
             Ok(()) | Err(RebuildError::Replaced(_)) => {}

@@ -4,9 +4,10 @@
 //! [LARDER_KUBE_APISERVER=PATH] larder-kube-load [AGENTS [MINUTES]]
 //! ```
 //!
-//! Every agent is a real client with connections of its own that follows image sets and the pods of its node; only pulls are
-//! simulated. All bytes pass a proxy that counts them. Three parts: the start of all agents, an `ImageSet` of ten images until
-//! it is ready on all nodes, and so many minutes without any change. A signal to end stops the API server, too.
+//! Every agent is a real client with connections of its own that follows image sets and the pods of its node; only
+//! pulls are simulated. All bytes pass a proxy that counts them. Three parts: the start of all agents, an `ImageSet` of
+//! ten images until it is ready on all nodes, and so many minutes without any change. A signal to end stops the API
+//! server, too.
 
 #![allow(clippy::disallowed_macros, reason = "a tool for developers")]
 

@@ -5,9 +5,10 @@
 //! larder-serve-bench SOCKET IMAGE...
 //! ```
 //!
-//! 1. Ensures of the first image at 1,000 per second for ten seconds. Each is timed from the moment at which it is sent;
-//!    who sends does not wait for answers, so that one that comes late makes those behind it late as well.
-//! 2. Ten rounds of 1,000 ensures at once, over all images. Open files, threads and memory of the daemon before and after.
+//! 1. Ensures of the first image at 1,000 per second for ten seconds. Each is timed from the moment at which it is
+//!    sent; who sends does not wait for answers, so that one that comes late makes those behind it late as well.
+//! 2. Ten rounds of 1,000 ensures at once, over all images. Open files, threads and memory of the daemon before and
+//!    after.
 
 #![allow(clippy::disallowed_macros, reason = "a tool for developers")]
 

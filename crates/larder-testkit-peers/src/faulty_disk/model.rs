@@ -116,7 +116,8 @@ impl SeededChoice {
 }
 
 impl DiskModel {
-    /// The tree below a directory, as it is now. Everything in it is kept open in `pins`, so that its number stays its own.
+    /// The tree below a directory, as it is now. Everything in it is kept open in `pins`, so that its number stays its
+    /// own.
     pub(super) fn of(root: &Path, pins: &mut OpenFilesByInode) -> io::Result<DiskModel> {
         let mut model = DiskModel { root: fs_err::metadata(root)?.ino(), nodes: HashMap::new() };
         let mut waiting = vec![root.to_owned()];

@@ -1,8 +1,8 @@
 //! Feeds untrusted input to the code that reads it: each target takes any bytes and must neither panic nor hang nor
 //! leave its directory.
 //!
-//! `cargo test -p larder-testkit-peers --test fuzz` runs the corpus (`fuzz/corpus/TARGET/*`) and some thousand mutations of
-//! it, or as many as fit in `LARDER_FUZZ_SECONDS`; `fuzz/` has the same targets for cargo-fuzz.
+//! `cargo test -p larder-testkit-peers --test fuzz` runs the corpus (`fuzz/corpus/TARGET/*`) and some thousand
+//! mutations of it, or as many as fit in `LARDER_FUZZ_SECONDS`; `fuzz/` has the same targets for cargo-fuzz.
 
 mod answers;
 mod mutate;

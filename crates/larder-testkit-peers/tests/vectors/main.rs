@@ -91,8 +91,8 @@ fn main() -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit_code()
 }
 
-/// The directory to run. Cargo starts tests in the directory of their crate; a relative path means the workspace's root,
-/// where people type.
+/// The directory to run. Cargo starts tests in the directory of their crate; a relative path means the workspace's
+/// root, where people type.
 fn dir(given: Option<PathBuf>) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     root.join(given.unwrap_or_else(|| "vectors".into()))

@@ -249,8 +249,8 @@ impl FaultRegistry {
     }
 }
 
-/// A free port. What is sent and not yet taken by the client is kept small, so that [`LoggedRequest::sent`] is close to what
-/// the client got even when it hangs up.
+/// A free port. What is sent and not yet taken by the client is kept small, so that [`LoggedRequest::sent`] is close to
+/// what the client got even when it hangs up.
 fn listen() -> std::io::Result<TcpListener> {
     let socket = TcpSocket::new_v4()?;
     socket.set_send_buffer_size(64 * 1024)?;

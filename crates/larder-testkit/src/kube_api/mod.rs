@@ -1,12 +1,12 @@
 //! A Kubernetes API server for tests: one inside the test's process, or a real one.
 //!
-//! [`KubeApi::start`] starts the one inside the process, or etcd and the kube-apiserver that `LARDER_KUBE_APISERVER` names
-//! (with `etcd` and `openssl` in the path). Both take the same calls.
+//! [`KubeApi::start`] starts the one inside the process, or etcd and the kube-apiserver that `LARDER_KUBE_APISERVER`
+//! names (with `etcd` and `openssl` in the path). Both take the same calls.
 //!
 //! The one inside the process stores any object as JSON and answers get, list (with selectors), watch (with bookmarks,
 //! initial events and 410 for forgotten versions), create, update, merge patch and delete, the status of objects, and
-//! requests for tokens of service accounts. Definitions of custom resources take effect; their schemas and CEL rules are
-//! not checked, nor are objects validated or defaulted: for that, the same tests run against the real server.
+//! requests for tokens of service accounts. Definitions of custom resources take effect; their schemas and CEL rules
+//! are not checked, nor are objects validated or defaulted: for that, the same tests run against the real server.
 //!
 //! Both serve on threads of their own: a test may block its thread or pause its clock.
 
@@ -82,7 +82,8 @@ impl KubeApi {
         }
     }
 
-    /// The server inside the process, for tests that inject faults or look inside it; [`KubeApi::start`] for all others.
+    /// The server inside the process, for tests that inject faults or look inside it; [`KubeApi::start`] for all
+    /// others.
     ///
     /// # Panics
     /// When the machine has no free port or thread.
@@ -114,7 +115,8 @@ impl KubeApi {
         }
     }
 
-    /// Where the server itself listens: without what [`KubeApi::stop`] closes, which has two files open for each connection.
+    /// Where the server itself listens: without what [`KubeApi::stop`] closes, which has two files open for each
+    /// connection.
     pub fn backend(&self) -> SocketAddr {
         match &self.server {
             Server::InProcess(server) => server.address(),

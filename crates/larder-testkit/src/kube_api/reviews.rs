@@ -6,7 +6,8 @@ use super::resources::{Resource, Target};
 use super::response::ApiError;
 use super::state::ApiState;
 
-/// The answer to a `SelfSubjectAccessReview`, to a `SelfSubjectReview` or to discovery; `None` if the path is another one.
+/// The answer to a `SelfSubjectAccessReview`, to a `SelfSubjectReview` or to discovery; `None` if the path is another
+/// one.
 pub(super) fn answer(
     path: &str,
     token: Option<&str>,

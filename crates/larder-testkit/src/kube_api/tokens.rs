@@ -11,8 +11,8 @@ use super::objects::ObjectKey;
 use super::response::ApiError;
 use super::state::ApiState;
 
-/// Answers a `TokenRequest`. The token names its account, audience and pod, and has the form of one: three parts, the second
-/// with an expiry.
+/// Answers a `TokenRequest`. The token names its account, audience and pod, and has the form of one: three parts, the
+/// second with an expiry.
 pub(super) fn issue(
     mut request: Value,
     account: &ObjectKey,

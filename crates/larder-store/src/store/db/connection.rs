@@ -18,8 +18,8 @@ const APPLICATION: i64 = 0x6c61_7264;
 /// Sections that are no table: for each table, how many rows it has and the sum of their checksums.
 const TOTALS: DbTable = DbTable("totals");
 
-/// Holds the file lock in this process and the index of the log in memory: reading needs no room on the disk. The store's
-/// own lock keeps other processes out.
+/// Holds the file lock in this process and the index of the log in memory: reading needs no room on the disk. The
+/// store's own lock keeps other processes out.
 const VFS: &str = "unix-excl";
 
 /// Makes a database at the path of an empty file.

@@ -1,5 +1,5 @@
-//! Archives of `docker save`: `manifest.json`, a config, and an archive for each layer. They have no manifest as registries
-//! have it, so one is generated, always the same for the same image.
+//! Archives of `docker save`: `manifest.json`, a config, and an archive for each layer. They have no manifest as
+//! registries have it, so one is generated, always the same for the same image.
 
 use std::collections::HashMap;
 use std::io::Read;

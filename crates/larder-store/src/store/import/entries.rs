@@ -63,7 +63,8 @@ impl fmt::Debug for ImportSource {
 pub(super) struct PresentLayers(HashMap<Digest, LayerKey>);
 
 impl PresentLayers {
-    /// Lists the layers that archives have had. Only a transfer counts: an archive may claim any digest and any diff ID.
+    /// Lists the layers that archives have had. Only a transfer counts: an archive may claim any digest and any diff
+    /// ID.
     pub(super) fn of(store: &Store) -> Result<PresentLayers, ImportError> {
         let archived = store.0.archived_layers().map_err(ImportError::Store)?;
         Ok(PresentLayers(archived.into_iter().collect()))
@@ -258,7 +259,8 @@ impl ImportEntries {
         self.add(name, place)
     }
 
-    /// Gives each file that `skopeo copy ... dir:` named by its digest the name of a blob, and `manifest` that of this digest.
+    /// Gives each file that `skopeo copy ... dir:` named by its digest the name of a blob, and `manifest` that of this
+    /// digest.
     pub(super) fn name_blobs(&mut self, manifest: (&Digest, &str)) -> Result<(), ImportError> {
         let names: Vec<String> = self.places.keys().cloned().collect();
         for name in names {
@@ -428,8 +430,8 @@ impl Read for ArchiveSection {
     }
 }
 
-/// The files in a directory by their names in it, two levels deep: no layout, and nothing that `docker save` wrote, has more.
-/// A symbolic link counts as the file that it leads to, unless that is outside of the directory.
+/// The files in a directory by their names in it, two levels deep: no layout, and nothing that `docker save` wrote, has
+/// more. A symbolic link counts as the file that it leads to, unless that is outside of the directory.
 pub fn files_of(root: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     let real_root = fs_err::canonicalize(root)?;
     let mut files = Vec::new();

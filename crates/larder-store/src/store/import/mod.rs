@@ -1,13 +1,14 @@
-//! Images from files: an OCI layout in a directory or an archive, the output of `docker save`, or a directory of skopeo; and an
-//! OCI layout whose blobs another program has.
+//! Images from files: an OCI layout in a directory or an archive, the output of `docker save`, or a directory of
+//! skopeo; and an OCI layout whose blobs another program has.
 //!
 //! ```text
 //! directory | file | stream | blobs -> entries by name -> images: manifests, configs, where each layer's bytes are
 //! ```
 //!
-//! Read [`Store::read_import`] first. It reads small documents and does not read layers; the caller that unpacks them gets
-//! their bytes from [`Import::open`]. A stream or a compressed file cannot be read twice: its content is spooled in the
-//! store's `staging` directory, except layers that the store already has. Those are referenced while the import lasts.
+//! Read [`Store::read_import`] first. It reads small documents and does not read layers; the caller that unpacks them
+//! gets their bytes from [`Import::open`]. A stream or a compressed file cannot be read twice: its content is spooled
+//! in the store's `staging` directory, except layers that the store already has. Those are referenced while the import
+//! lasts.
 //!
 //! Guarantees: no document is larger in memory than [`larder_registry::manifest::MAX_BYTES`], no archive has more than
 //! 100,000 entries; entry names are only ever looked up among those of the archive, or below the given directory;
@@ -50,10 +51,10 @@ pub struct Import {
 }
 
 impl Store {
-    /// Finds the images in `from`, but for those that are for other platforms than `platform`. Where no index declares the
-    /// platform of an image, its config decides. Of an image for several platforms the best one is taken. An image whose
-    /// names are but tags, as OCI layouts may have, or that has none, is one of the repository `base_name`; with a tag,
-    /// it is the name itself. What has to be kept of a stream leaves `reserve` free on the disk.
+    /// Finds the images in `from`, but for those that are for other platforms than `platform`. Where no index declares
+    /// the platform of an image, its config decides. Of an image for several platforms the best one is taken. An image
+    /// whose names are but tags, as OCI layouts may have, or that has none, is one of the repository `base_name`; with
+    /// a tag, it is the name itself. What has to be kept of a stream leaves `reserve` free on the disk.
     pub fn read_import(
         &self,
         from: ImportSource,

@@ -1,5 +1,5 @@
-//! OCI layouts: `index.json`, and blobs by their digests. Newer `docker save` archives are OCI layouts with an additional
-//! `manifest.json` that has the full names.
+//! OCI layouts: `index.json`, and blobs by their digests. Newer `docker save` archives are OCI layouts with an
+//! additional `manifest.json` that has the full names.
 
 use std::collections::HashMap;
 
@@ -17,8 +17,8 @@ use larder_registry::manifest::{
 
 /// Annotation with a full name.
 const FULL_NAME: &str = "io.containerd.image.name";
-/// Annotation of larder's archives with the name and digest that an image has in its repository, or nothing: the manifest
-/// of such an archive has another digest, since its layers are uncompressed.
+/// Annotation of larder's archives with the name and digest that an image has in its repository, or nothing: the
+/// manifest of such an archive has another digest, since its layers are uncompressed.
 pub(crate) const PULLED_AS: &str = "dev.larder.image.pulled-as";
 /// Annotation with a name, or just a tag.
 const REF_NAME: &str = "org.opencontainers.image.ref.name";
@@ -161,8 +161,8 @@ fn finish(
     })
 }
 
-/// Gives an image of an archive of larder the name and the documents that it was pulled with. A document is one of the image
-/// if it leads to the same config, whose diff IDs its layers have.
+/// Gives an image of an archive of larder the name and the documents that it was pulled with. A document is one of the
+/// image if it leads to the same config, whose diff IDs its layers have.
 fn name_as_pulled(
     image: &mut ImportImage,
     name: &str,
@@ -186,7 +186,8 @@ fn name_as_pulled(
 /// Indexes and a manifest with their bytes, the outermost first.
 type Documents = Vec<(Digest, Vec<u8>)>;
 
-/// The documents that lead from this digest to the image, of an index by an entry for the platform; `None` if none does.
+/// The documents that lead from this digest to the image, of an index by an entry for the platform; `None` if none
+/// does.
 fn documents_to(
     image: &ImportImage,
     from: &Digest,

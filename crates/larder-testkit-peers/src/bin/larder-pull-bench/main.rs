@@ -2,8 +2,8 @@
 //!
 //! One registry on loopback serves all. Each pull gets a new ext4 of its own on a loop device, since an ext4 without
 //! a journal makes files slowly for minutes after many were removed, which would charge one program for what the last
-//! one left. The programs take turns, the first of a turn is the last of the next: the same program is up to a quarter slower
-//! as the first, with memory that the machine has not used before.
+//! one left. The programs take turns, the first of a turn is the last of the next: the same program is up to a quarter
+//! slower as the first, with memory that the machine has not used before.
 
 mod disk;
 mod program;

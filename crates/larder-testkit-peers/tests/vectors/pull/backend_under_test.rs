@@ -2,8 +2,8 @@
 //!
 //! With the store, the fake still says what is to happen: the registry in front of the store then has just that
 //! image, or none. Whether an image is present, and whether a pull succeeds, is the store's answer. Only what a case
-//! makes up is put in its place: ids, sizes and the texts of failures. Where the two do not agree, the store's own answer
-//! is given, which no case expects.
+//! makes up is put in its place: ids, sizes and the texts of failures. Where the two do not agree, the store's own
+//! answer is given, which no case expects.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,7 +1,7 @@
 //! A real API server: etcd and kube-apiserver as processes of the test, which listen on loopback.
 //!
-//! Clients reach it through a forwarder, so that the test can close and open the port at once. Users are known by token: the
-//! server asks the test about each one, by its webhook for tokens. Rules become roles and bindings.
+//! Clients reach it through a forwarder, so that the test can close and open the port at once. Users are known by
+//! token: the server asks the test about each one, by its webhook for tokens. Rules become roles and bindings.
 
 mod client;
 mod process;

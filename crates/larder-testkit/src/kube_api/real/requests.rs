@@ -8,8 +8,8 @@ use serde_json::Value;
 use super::super::ApiRequest;
 use super::users::{OWN_USER, Users};
 
-/// Every request but those of the test itself and of the server's own parts, once it is answered. A watch is answered when it
-/// begins.
+/// Every request but those of the test itself and of the server's own parts, once it is answered. A watch is answered
+/// when it begins.
 pub(super) const POLICY: &str = "apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]
