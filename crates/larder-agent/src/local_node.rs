@@ -68,13 +68,13 @@ const PROGRESS_EVERY: Duration = Duration::from_millis(100);
 /// How a [`LocalNode`] reaches registries, and what takes its events. No file of settings is read in any case.
 #[derive(Default)]
 pub struct LocalNodeOptions {
-    /// Absolute paths of directories with the mirrors and certificates of registries, in containerd's format: a private CA
-    /// is `ca` in `HOST/hosts.toml`. Empty: those of this machine, as of containerd and Docker.
+    /// Absolute paths of directories with the mirrors and certificates of registries, in containerd's format: a private
+    /// CA is `ca` in `HOST/hosts.toml`. Empty: those of this machine, as of containerd and Docker.
     pub certs_dirs: Vec<PathBuf>,
     /// Registries that are asked over plain HTTP: `HOST` or `HOST:PORT`.
     pub plain_http: Vec<String>,
-    /// Credentials by registry or repository, as docker's `config.json` names them: user name and password. Those of this
-    /// user's files are used as well.
+    /// Credentials by registry or repository, as docker's `config.json` names them: user name and password. Those of
+    /// this user's files are used as well.
     pub logins: BTreeMap<String, (String, String)>,
     /// Takes the events of pulls; without it they go to the log.
     pub events: Option<Arc<dyn EventSink>>,
@@ -218,8 +218,8 @@ impl LocalNode {
         self.ensures.ensure(&with_target(request)).await
     }
 
-    /// As [`ensure_for`](LocalNode::ensure_for). Until it ends, `progress` is called with all pulls that this node makes,
-    /// ten times a second: their bytes, and what they wait for.
+    /// As [`ensure_for`](LocalNode::ensure_for). Until it ends, `progress` is called with all pulls that this node
+    /// makes, ten times a second: their bytes, and what they wait for.
     pub async fn ensure_with_progress(
         &self,
         request: &EnsureRequest,
@@ -312,7 +312,8 @@ impl LocalNode {
         Ok(answer?.images.into_iter().map(|image| image.id).collect())
     }
 
-    /// Writes images to an archive of an OCI layout, from which [`load`](LocalNode::load) and other tools make them again.
+    /// Writes images to an archive of an OCI layout, from which [`load`](LocalNode::load) and other tools make them
+    /// again.
     pub async fn save(&self, images: &[&str], to: impl Write + Send + 'static) -> Result<(), Error> {
         self.write(images, ExportFormat::Oci, to).await
     }
@@ -359,8 +360,8 @@ impl LocalNode {
         self.server.client().images().await
     }
 
-    /// Removes images by this policy. With [`GcGoal::Thresholds`] nothing is removed unless a threshold of the policy is
-    /// exceeded. Images that are in use or leased stay in any case.
+    /// Removes images by this policy. With [`GcGoal::Thresholds`] nothing is removed unless a threshold of the policy
+    /// is exceeded. Images that are in use or leased stay in any case.
     ///
     /// ```
     /// # #[tokio::main]

@@ -1,8 +1,8 @@
 //! Log lines on standard error: warnings always, more with `-v`, with `log.level` and with `LARDER_LOG`.
 //!
-//! `tracing-subscriber` keeps the spans and the filter. The lines are larder's own: their format is documented, and they
-//! go to a closure, since the command line prints them above progress bars. Only larder's own crates are shown unless
-//! `LARDER_LOG` names another target. Spans record image names, digests and goals, and never credentials.
+//! `tracing-subscriber` keeps the spans and the filter. The lines are larder's own: their format is documented, and
+//! they go to a closure, since the command line prints them above progress bars. Only larder's own crates are shown
+//! unless `LARDER_LOG` names another target. Spans record image names, digests and goals, and never credentials.
 
 use std::fmt::{self, Write as _};
 use std::sync::OnceLock;
@@ -69,8 +69,8 @@ pub(crate) type Logged = tracing_subscriber::layer::Layered<reload::Layer<LogWri
 
 static RUNNING: OnceLock<Handle<LogWriter, Registry>> = OnceLock::new();
 
-/// Starts logging: what the `directives` of [`VARIABLE`] say, else lines of this level and more severe ones. Fails where
-/// the directives cannot be used.
+/// Starts logging: what the `directives` of [`VARIABLE`] say, else lines of this level and more severe ones. Fails
+/// where the directives cannot be used.
 pub fn start(
     level: Level,
     directives: Option<&str>,
@@ -128,7 +128,8 @@ fn parse(directives: &str) -> Result<Targets, Error> {
     Ok(targets)
 }
 
-/// The crate of larder of which a target seems to be a misspelt name. Targets of dependencies are not known here, nor modules.
+/// The crate of larder of which a target seems to be a misspelt name. Targets of dependencies are not known here, nor
+/// modules.
 fn meant_target(target: &str) -> Option<&'static str> {
     let name = target.split("::").next().unwrap_or_default();
     nearest(name, CRATES).filter(|_| CRATES.iter().all(|known| !known.starts_with(name)))

@@ -1,5 +1,5 @@
-//! A daemon, and messages of any bytes to every call that it serves: CRI, snapshots and the control API. No message ends
-//! its handler by a panic, or the daemon.
+//! A daemon, and messages of any bytes to every call that it serves: CRI, snapshots and the control API. No message
+//! ends its handler by a panic, or the daemon.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 

@@ -1,8 +1,8 @@
-//! One hostile registry and one hostile repository at full effort: pulls of others keep their speed, and no private byte is
-//! served. All pulls go through the control API of a node, as those of a daemon's clients do.
+//! One hostile registry and one hostile repository at full effort: pulls of others keep their speed, and no private
+//! byte is served. All pulls go through the control API of a node, as those of a daemon's clients do.
 //!
-//! The registry of the others sends at a fixed pace, so that the time of a pull is that of waiting, not of this machine's
-//! processors.
+//! The registry of the others sends at a fixed pace, so that the time of a pull is that of waiting, not of this
+//! machine's processors.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 

@@ -221,8 +221,8 @@ impl ContainerdClient {
         client!(self, LeasesClient).delete(request).await.map(drop)
     }
 
-    /// Stores a blob with these labels. One that is there gets them. Writers of one reference exclude each other: it has the
-    /// name of the lease.
+    /// Stores a blob with these labels. One that is there gets them. Writers of one reference exclude each other: it
+    /// has the name of the lease.
     pub(crate) async fn write_blob(&self, namespace: &str, lease: &str, blob: NewBlob) -> Result<(), Status> {
         let NewBlob { digest, data, labels } = blob;
         let message = WriteContentRequest {

@@ -23,7 +23,8 @@ const BLOCK: u64 = 4096;
 const OVERLAY_DIRS: DiskSpace = DiskSpace { bytes: 2 * BLOCK, inodes: 2 };
 
 /// containerd's own snapshotters whose snapshots share no blocks. `native` copies files, with shared blocks where the
-/// filesystem can; `btrfs` and `zfs` compress. Others may share snapshots between namespaces, or fetch their content later.
+/// filesystem can; `btrfs` and `zfs` compress. Others may share snapshots between namespaces, or fetch their content
+/// later.
 const EXACT_SNAPSHOTTERS: [&str; 4] = ["overlayfs", "devmapper", "blockfile", "erofs"];
 
 /// The blobs and their references.
@@ -71,8 +72,8 @@ impl ContentGraph {
         tops.map(|(snapshotter, name)| (snapshotter.to_owned(), name.to_owned()))
     }
 
-    /// Whether an image needs blobs that are missing: layers of an image that this snapshotter has unpacked or got by reference.
-    /// Manifests of other platforms, which were never fetched, do not count.
+    /// Whether an image needs blobs that are missing: layers of an image that this snapshotter has unpacked or got by
+    /// reference. Manifests of other platforms, which were never fetched, do not count.
     pub(crate) fn lacks_layers(&self, target: &str, snapshotter: &str) -> bool {
         let below = self.below(target);
         let configs =

@@ -39,8 +39,8 @@ pub struct ContainerdImages {
 }
 
 impl ContainerdImages {
-    /// Over this connection, which no other calls share: blobs are read as slowly as they are unpacked. `timeout` limits each
-    /// call, and each part of a blob.
+    /// Over this connection, which no other calls share: blobs are read as slowly as they are unpacked. `timeout`
+    /// limits each call, and each part of a blob.
     pub fn new(channel: CriChannel, timeout: Duration) -> ContainerdImages {
         ContainerdImages { client: ContainerdClient::new(channel, timeout) }
     }
@@ -110,8 +110,8 @@ impl ImageChanges {
     }
 }
 
-/// The images that records stand for, in the order of their digests. An image that larder pulled, maybe for some pods, is
-/// not to become one for all.
+/// The images that records stand for, in the order of their digests. An image that larder pulled, maybe for some pods,
+/// is not to become one for all.
 fn grouped(records: impl IntoIterator<Item = ImageRecord>) -> Vec<ContainerdImage> {
     let mut images: BTreeMap<String, ContainerdImage> = BTreeMap::new();
     for ImageRecord { name, target, .. } in records.into_iter().filter(|record| !is_pulled(record)) {

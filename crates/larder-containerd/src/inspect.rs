@@ -48,8 +48,8 @@ impl ContainerdInspector {
         listed.map(|snapshots| snapshots.len()).map_err(|status| self.client.error(&status))
     }
 
-    /// The names of the images of all namespaces that only this snapshotter can run: containerd has none of their layers, or not
-    /// all.
+    /// The names of the images of all namespaces that only this snapshotter can run: containerd has none of their
+    /// layers, or not all.
     pub async fn images_without_layers(&self, snapshotter: &str) -> Result<Vec<String>, BackendError> {
         let read = self.client.within_limit(async {
             let mut names = Vec::new();

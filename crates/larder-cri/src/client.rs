@@ -43,20 +43,21 @@ pub(crate) const STATUS_CALLS_AT_ONCE: usize = 8;
 pub struct CriConfig {
     /// Time limit for opening a connection, the runtime's HTTP/2 preface included. Default 5 s.
     pub connect_timeout: Duration,
-    /// Time limit of each method of [`Backend`] except a pull, once connected, whatever the number of its calls, as `runtimeRequestTimeout`. Default 2 min; at most a year.
+    /// Time limit of each method of [`Backend`] except a pull, once connected, whatever the number of its calls, as
+    /// `runtimeRequestTimeout`. Default 2 min; at most a year.
     pub request_timeout: Duration,
     /// Endpoint of the image service, as `imageServiceEndpoint`. Default: that of the runtime service.
     pub image_endpoint: Option<Endpoint>,
-    /// Request lists as streams, as the gate `CRIListStreaming`; falls back to whole lists for good if the runtime does not
-    /// support streams. Default off.
+    /// Request lists as streams, as the gate `CRIListStreaming`; falls back to whole lists for good if the runtime does
+    /// not support streams. Default off.
     pub list_streaming: bool,
     /// Send and report runtime handlers of images, as the gate `RuntimeClassInImageCriApi`. Default off.
     pub runtime_class_in_image: bool,
     /// Determine which images are mounted as volumes. Costs one call for each container the first time it is seen,
     /// because lists of containers do not contain it. Default on.
     pub image_volumes: bool,
-    /// Refuse each connection to another larder, before any other call. [`Backend::info`] refuses it in any case. Default
-    /// off.
+    /// Refuse each connection to another larder, before any other call. [`Backend::info`] refuses it in any case.
+    /// Default off.
     pub refuse_larder: bool,
     /// Names of images to report as pinned, as patterns with `*`;
     /// [`CONFIGURED_SANDBOX_IMAGE`](crate::CONFIGURED_SANDBOX_IMAGE) is the one that the runtime's configuration names.
@@ -378,8 +379,8 @@ impl CriBackend {
         Ok(mounts)
     }
 
-    /// The images that one container mounts; empty if it is removed already, or if the runtime cannot report them; or the
-    /// runtime's error for this container: the next call retries. An unreachable runtime is an error of the call.
+    /// The images that one container mounts; empty if it is removed already, or if the runtime cannot report them; or
+    /// the runtime's error for this container: the next call retries. An unreachable runtime is an error of the call.
     async fn mounts_of(&self, container: &str) -> Result<ContainerMounts, BackendError> {
         let message = proto::ContainerStatusRequest { container_id: container.to_owned(), verbose: false };
         let mut runtime = self.runtime();

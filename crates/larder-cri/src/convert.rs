@@ -19,8 +19,8 @@ const POD_NAME: &str = "io.kubernetes.pod.name";
 const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
 const CONTAINER_NAME: &str = "io.kubernetes.container.name";
 
-/// A spec to send; the runtime handler only if the gate is on. A blank name is refused: runtimes accept the prefix of an
-/// ID, so an empty one may match, and remove, any image.
+/// A spec to send; the runtime handler only if the gate is on. A blank name is refused: runtimes accept the prefix of
+/// an ID, so an empty one may match, and remove, any image.
 pub(crate) fn spec_to_cri(spec: &ImageSpec, with_handler: bool) -> Result<proto::ImageSpec, BackendError> {
     if spec.image.as_str().trim().is_empty() {
         let message = format!("{}: an image name must not be empty", go_format::quote(spec.image.as_str()));

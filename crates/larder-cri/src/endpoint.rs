@@ -20,8 +20,8 @@ pub const WELL_KNOWN_SOCKETS: [&str; 5] = [
 /// The longest path in the address of a Unix socket, in bytes.
 const MAX_ADDRESS: usize = 107;
 
-/// The path, or a shorter one through its open directory where it has more than `max` bytes. The shorter one is valid in
-/// this process, while the directory is open.
+/// The path, or a shorter one through its open directory where it has more than `max` bytes. The shorter one is valid
+/// in this process, while the directory is open.
 pub fn short_path(path: &Path, max: usize) -> io::Result<(PathBuf, Option<fs_err::File>)> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Ok((path.to_owned(), None));

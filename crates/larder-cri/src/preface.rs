@@ -48,8 +48,8 @@ impl<S> PrefaceStream<S> {
         }
     }
 
-    /// The result of a write. Before the preface, a failed one passes as done: the server has closed the connection, and
-    /// the bytes it sent before that are still to be read and say more.
+    /// The result of a write. Before the preface, a failed one passes as done: the server has closed the connection,
+    /// and the bytes it sent before that are still to be read and say more.
     fn written(&self, written: io::Result<usize>, wanted: usize) -> io::Result<usize> {
         if self.report.is_some() { written.or(Ok(wanted)) } else { written }
     }

@@ -17,11 +17,12 @@ use tonic::Code;
 use crate::client::{CriBackend, STATUS_CALLS_AT_ONCE};
 use crate::{proto, status};
 
-/// In [`CriConfig::sandbox_images`](crate::CriConfig::sandbox_images), the image that the runtime's configuration names.
+/// In [`CriConfig::sandbox_images`](crate::CriConfig::sandbox_images), the image that the runtime's configuration
+/// names.
 pub const CONFIGURED_SANDBOX_IMAGE: &str = "configured";
 
-/// How long the runtime's configuration is not read again after a success, for it changes with a restart of the runtime, and
-/// after a failure, for calls wait for it.
+/// How long the runtime's configuration is not read again after a success, for it changes with a restart of the
+/// runtime, and after a failure, for calls wait for it.
 const REREAD_AFTER: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(5));
 
 /// Images of sandboxes that the runtime reports.
@@ -34,8 +35,8 @@ pub(crate) struct SandboxImages {
 }
 
 impl CriBackend {
-    /// The images of these sandboxes, as far as the runtime reports them. Only sandboxes not seen before cost a call, some
-    /// concurrently.
+    /// The images of these sandboxes, as far as the runtime reports them. Only sandboxes not seen before cost a call,
+    /// some concurrently.
     pub(crate) async fn images_of_sandboxes(
         &self,
         sandboxes: &[proto::PodSandbox],
@@ -56,8 +57,8 @@ impl CriBackend {
         Ok(images)
     }
 
-    /// The image of one sandbox; empty if the runtime does not report it or the sandbox has ended. Any other failure is an
-    /// error: its image could be in use.
+    /// The image of one sandbox; empty if the runtime does not report it or the sandbox has ended. Any other failure is
+    /// an error: its image could be in use.
     async fn image_of(&self, sandbox: &str) -> Result<ImageId, BackendError> {
         let message = proto::PodSandboxStatusRequest { pod_sandbox_id: sandbox.to_owned(), verbose: true };
         let mut runtime = self.runtime();

@@ -36,7 +36,8 @@ pub fn deadline() -> Status {
     Status::new(Code::DeadlineExceeded, "context deadline exceeded")
 }
 
-/// The error of calls that did not end within larder's own time limit. The text is kubelet's, so the hint has the socket.
+/// The error of calls that did not end within larder's own time limit. The text is kubelet's, so the hint has the
+/// socket.
 pub(crate) fn timed_out(endpoint: &Endpoint, limit: Duration) -> BackendError {
     let waited = go_format::duration(limit);
     let hint = Hint::from(format!("{endpoint} did not answer within {waited}: the runtime hangs, or "))

@@ -1,8 +1,8 @@
 //! Images added and used since the last query: from the engine's own events.
 //!
-//! The engine keeps its last 256 events, so occasional queries see most of them. A follower misses none: it reads events
-//! at once, because the engine drops events for slow readers, and inspects their subjects behind the reader.
-//! A query for past events also runs before each report: events that are processed twice change nothing.
+//! The engine keeps its last 256 events, so occasional queries see most of them. A follower misses none: it reads
+//! events at once, because the engine drops events for slow readers, and inspects their subjects behind the reader. A
+//! query for past events also runs before each report: events that are processed twice change nothing.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
@@ -58,8 +58,8 @@ struct ReceivedEvents {
 }
 
 impl ReceivedEvents {
-    /// The time from which events may be unprocessed. A last event in the future comes from a clock that was set back since
-    /// or is ahead of ours: then any event may be unprocessed, and the engine refuses a start time in the future.
+    /// The time from which events may be unprocessed. A last event in the future comes from a clock that was set back
+    /// since or is ahead of ours: then any event may be unprocessed, and the engine refuses a start time in the future.
     fn since(&mut self, now: i64) -> i64 {
         if self.last > now {
             self.last = 0;
@@ -136,8 +136,8 @@ impl EngineActivityFeed {
         }
     }
 
-    /// Processes events. If the engine becomes unreachable or the call is dropped, none of them counts, and they can be read
-    /// again.
+    /// Processes events. If the engine becomes unreachable or the call is dropped, none of them counts, and they can be
+    /// read again.
     async fn take_in(&self, events: &[EventMessage], images: &[Image]) -> Result<(), BackendError> {
         for event in events {
             if let Some(EngineImageEvent::Deleted(id)) = parse_event(event) {
@@ -227,7 +227,8 @@ impl EngineActivityFeed {
 #[async_trait]
 impl ActivityFeed for EngineActivityFeed {
     async fn take_activity(&self, images: &[Image]) -> Result<Vec<ImageActivity>, BackendError> {
-        // Unprocessed events must not wait for the next query: no later query returns a container that was removed since.
+        // Unprocessed events must not wait for the next query: no later query returns a container that was removed
+        // since.
         match self.ask().await {
             Ok(events) => self.take_in(&events, images).await?,
             Err(error) if self.heard.lock().following => {

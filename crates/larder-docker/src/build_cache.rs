@@ -28,8 +28,8 @@ impl BuildCachePruner {
         BuildCachePruner { engine }
     }
 
-    /// Makes the engine remove the cache that no build uses and no image shares, as `docker builder prune` does; returns
-    /// the bytes that the engine reports as freed. Takes at most half an hour.
+    /// Makes the engine remove the cache that no build uses and no image shares, as `docker builder prune` does;
+    /// returns the bytes that the engine reports as freed. Takes at most half an hour.
     pub async fn prune(&self) -> Result<u64, BackendError> {
         let prune = async {
             let response = self.engine.call(Method::POST, "/build/prune", &[], HeaderMap::new()).await?;

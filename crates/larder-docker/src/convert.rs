@@ -20,8 +20,8 @@ const SYSTEM_CONTAINERD: [&str; 2] =
     ["/run/containerd/containerd.sock", "/var/run/containerd/containerd.sock"];
 const SYSTEM_CONTAINERD_ROOT: &str = "/var/lib/containerd";
 
-/// The filesystem of images, as far as the engine reports it: a containerd that the engine started has its root in that of
-/// the engine, any other one is assumed to have the default root.
+/// The filesystem of images, as far as the engine reports it: a containerd that the engine started has its root in that
+/// of the engine, any other one is assumed to have the default root.
 pub(crate) fn image_root(host: &EngineHost, info: &EngineInfo, is_here: bool) -> PathBuf {
     let is_of_system = SYSTEM_CONTAINERD.contains(&info.containerd.address.as_str());
     let root = if info.is_containerd_store() && is_of_system {

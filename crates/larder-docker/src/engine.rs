@@ -29,8 +29,8 @@ const LARGEST_ANSWER: usize = 256 << 20;
 pub struct EngineConfig {
     /// Time limit for opening a connection. Default 5 s.
     pub connect_timeout: Duration,
-    /// Time limit of each method of [`Backend`](larder::backend::Backend); for a removal, of each call to the engine; none
-    /// for a pull. Default 2 min.
+    /// Time limit of each method of [`Backend`](larder::backend::Backend); for a removal, of each call to the engine;
+    /// none for a pull. Default 2 min.
     pub request_timeout: Duration,
     /// TLS files, for an engine that requires TLS.
     pub tls: Option<TlsFiles>,

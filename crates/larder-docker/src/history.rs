@@ -35,7 +35,8 @@ pub(crate) fn sizes(history: &[HistoryEntry], layers: usize) -> Option<Vec<u64>>
     (by_size.len() == layers).then_some(by_size)
 }
 
-/// Scales the bytes of layers to this size of their image, which with containerd's store is that of layers and archives.
+/// Scales the bytes of layers to this size of their image, which with containerd's store is that of layers and
+/// archives.
 pub(crate) fn scaled(sizes: Vec<u64>, size: u64) -> Vec<u64> {
     let sum: u128 = sizes.iter().copied().map(u128::from).sum();
     let scale = |bytes: u64| u64::try_from(u128::from(bytes) * u128::from(size) / sum).unwrap_or(u64::MAX);

@@ -76,8 +76,8 @@ impl EngineHost {
         }
     }
 
-    /// The engine of `docker` without an address: `DOCKER_HOST`, else the selected context, else the default socket, else
-    /// that of a rootless engine.
+    /// The engine of `docker` without an address: `DOCKER_HOST`, else the selected context, else the default socket,
+    /// else that of a rootless engine.
     pub fn from_environment(around: &DockerCliEnvironment<'_>) -> Result<EngineHost, HostError> {
         if let Some(text) = around.set("DOCKER_HOST") {
             let host = EngineHost::parse(&text, around.set("DOCKER_TLS_VERIFY").is_some());

@@ -20,8 +20,8 @@ pub(crate) const CALLS_AT_ONCE: usize = 8;
 /// One image.
 #[derive(Debug)]
 pub(crate) struct InspectedImage {
-    /// IDs of its layers from the bottom up, each with all layers below it: chain IDs. The same layer on another stack is
-    /// stored twice.
+    /// IDs of its layers from the bottom up, each with all layers below it: chain IDs. The same layer on another stack
+    /// is stored twice.
     pub(crate) chains: Vec<LayerId>,
     /// The directory of each layer, from the bottom up, if the graph driver has one for each.
     pub(crate) dirs: Option<Vec<PathBuf>>,
@@ -131,7 +131,8 @@ fn chain_ids(diff_ids: &[LayerId]) -> Vec<LayerId> {
     chains
 }
 
-/// Directories of layers from the bottom up, as overlay drivers report them: the top in `UpperDir`, others in `LowerDir`.
+/// Directories of layers from the bottom up, as overlay drivers report them: the top in `UpperDir`, others in
+/// `LowerDir`.
 pub(crate) fn dirs(driver: &GraphDriver) -> Option<Vec<PathBuf>> {
     let of = |text: &str| Some(Path::new(text).parent()?.to_owned());
     let lower = driver.data.get("LowerDir").map_or("", String::as_str);

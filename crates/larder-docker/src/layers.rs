@@ -1,9 +1,9 @@
 //! The layers of images and their disk usage.
 //!
-//! A graph driver has a directory for each layer, which the engine reports. Directories that larder can read are measured
-//! once during the life of a layer. An engine with containerd's image store has archives and snapshots there, and containerd
-//! reports their sizes. Otherwise (another user, another machine) sizes come from the image's history, or else from the
-//! size of the image; both are estimates, and marked as such.
+//! A graph driver has a directory for each layer, which the engine reports. Directories that larder can read are
+//! measured once during the life of a layer. An engine with containerd's image store has archives and snapshots there,
+//! and containerd reports their sizes. Otherwise (another user, another machine) sizes come from the image's history,
+//! or else from the size of the image; both are estimates, and marked as such.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
@@ -258,7 +258,8 @@ impl EngineContainerd {
         root.inspect_err(unknown).ok().flatten()
     }
 
-    /// Disk usage of the writable layer of a container, and the init layer below it; `None` if containerd does not report it.
+    /// Disk usage of the writable layer of a container, and the init layer below it; `None` if containerd does not
+    /// report it.
     pub(crate) async fn written(&self, container: &str) -> Option<DiskSpace> {
         let of = async |snapshot: &str| self.layers.written(&self.snapshotter, snapshot).await.ok();
         Some(of(container).await? + of(&format!("{container}-init")).await?)

@@ -36,8 +36,8 @@ pub(crate) async fn remove(engine: &EngineClient, image: &ImageName) -> Result<(
     outcome
 }
 
-/// Removes these names of an image, and the image if it has no others. Returns whether it is present under others. A missing
-/// image is a success.
+/// Removes these names of an image, and the image if it has no others. Returns whether it is present under others. A
+/// missing image is a success.
 pub(crate) async fn remove_names(
     engine: &EngineClient,
     image: &ImageName,

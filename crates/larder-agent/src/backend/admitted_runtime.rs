@@ -7,9 +7,9 @@
 //! ```
 //!
 //! The registry is asked with the credential of the call, and only where the [assumed](assumed_bytes) size does not fit
-//! beside what running pulls claim. What it answers, and what containerd has of the image, say what is missing. Where that is unknown,
-//! such as behind a mirror that only the runtime knows, or with another runtime, the pull is the runtime's alone; so is
-//! one of an image that is present under its name, as with the policy Always.
+//! beside what running pulls claim. What it answers, and what containerd has of the image, say what is missing. Where
+//! that is unknown, such as behind a mirror that only the runtime knows, or with another runtime, the pull is the
+//! runtime's alone; so is one of an image that is present under its name, as with the policy Always.
 
 use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt as _;
@@ -132,8 +132,8 @@ impl AdmittedRuntime {
         }
     }
 
-    /// Waits until there is room for a pull, and claims it. Fails where collection has to make it. `None` where the disk
-    /// cannot be measured.
+    /// Waits until there is room for a pull, and claims it. Fails where collection has to make it. `None` where the
+    /// disk cannot be measured.
     async fn admit(
         &self,
         image: &ImageSpec,
@@ -188,7 +188,8 @@ impl AdmittedRuntime {
         }
     }
 
-    /// The layers that the runtime lacks of an image; `None` if that cannot be determined, which is no error of the pull.
+    /// The layers that the runtime lacks of an image; `None` if that cannot be determined, which is no error of the
+    /// pull.
     async fn missing(
         &self,
         image: &ImageSpec,
@@ -294,8 +295,8 @@ fn decide(
     }
 }
 
-/// The bytes to free after the runtime has run out of space: of an unknown size, or one that was estimated too low, what
-/// is assumed of a pull, or a part of it; `None` if the pull never fits.
+/// The bytes to free after the runtime has run out of space: of an unknown size, or one that was estimated too low,
+/// what is assumed of a pull, or a part of it; `None` if the pull never fits.
 fn reclaim_after(missing: Option<&MissingLayers>, disk: FsStats, reserve: DiskSpace) -> Option<ReclaimBytes> {
     let used = RemovableSpace::Used(used(disk));
     match missing.map(|missing| admit(missing.need, free(disk), reserve, used)) {
@@ -345,8 +346,8 @@ async fn has_content(snapshots: PathBuf) -> bool {
     spawn_blocking(same).await.unwrap_or(false)
 }
 
-/// Bytes that containerd lacks of an image with these layers and diff IDs. It keeps the archive of a layer beside the unpacked
-/// one.
+/// Bytes that containerd lacks of an image with these layers and diff IDs. It keeps the archive of a layer beside the
+/// unpacked one.
 fn missing_layers<'a>(
     layers: impl Iterator<Item = (&'a Descriptor, &'a Digest)>,
     present: &PresentLayers,

@@ -99,8 +99,8 @@ impl From<BackendError> for AdoptionError {
 }
 
 impl StorePublisher {
-    /// Loads the images of containerd that the store lacks, and adds the names that it lacks. Returns false if one must be tried
-    /// again.
+    /// Loads the images of containerd that the store lacks, and adds the names that it lacks. Returns false if one must
+    /// be tried again.
     pub(super) async fn adopt_missing(&self) -> Result<bool, BackendError> {
         let listed = self.images.list().await?;
         self.failures.retain(&listed);
@@ -196,8 +196,8 @@ impl StorePublisher {
         self.publish_locked(&named, ForeignName::Keep).await
     }
 
-    /// The images, and those of their names, that the store lacks. A name of an image of the store that is not published yet is
-    /// not among them: it was given to that one later than containerd's.
+    /// The images, and those of their names, that the store lacks. A name of an image of the store that is not
+    /// published yet is not among them: it was given to that one later than containerd's.
     async fn missing(&self, images: Vec<ContainerdImage>) -> Result<Vec<ContainerdImage>, BackendError> {
         let found = in_store(self.store.store(), move |store| {
             let lookup = |(image, name): (usize, Reference)| {
@@ -241,7 +241,8 @@ fn record_name(name: &ImageName) -> Option<Reference> {
     Reference::parse(&text).ok()
 }
 
-/// The `index.json` of a layout with this image. Names with digests stand for nothing else, so they are given by the load.
+/// The `index.json` of a layout with this image. Names with digests stand for nothing else, so they are given by the
+/// load.
 fn index_of(image: &ContainerdImage) -> Vec<u8> {
     let ContainerdImage { target, media_type, size, names } = image;
     let entry = |annotations| json!({ "mediaType": media_type, "digest": target.as_str(), "size": size, "annotations": annotations });

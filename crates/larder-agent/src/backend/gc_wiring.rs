@@ -62,8 +62,8 @@ pub(crate) fn backend_and_collector(
     }
 }
 
-/// Removed files are deleted before the disk is measured. Where that frees their space at once, waiting would only be for
-/// what other processes write.
+/// Removed files are deleted before the disk is measured. Where that frees their space at once, waiting would only be
+/// for what other processes write.
 fn reclaim_wait(frees_at_once: bool) -> ReclaimWait {
     if frees_at_once {
         ReclaimWait { quiet: Duration::ZERO, ..ReclaimWait::default() }

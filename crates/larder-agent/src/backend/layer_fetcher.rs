@@ -91,8 +91,8 @@ impl NodeLayerFetcher {
         }
     }
 
-    /// Whether a registry serves one of these images to the node. All of them together get [`PROOF_WITHIN`]: those without an
-    /// answer by then count as not served.
+    /// Whether a registry serves one of these images to the node. All of them together get [`PROOF_WITHIN`]: those
+    /// without an answer by then count as not served.
     async fn is_one_proved(&self, images: &[ImageRecord]) -> bool {
         let proofs = || self.proofs.lock();
         let mut unknown = Vec::new();

@@ -18,8 +18,8 @@ pub fn helpers(tokens: TokenPolicy) -> Option<CredentialHelpers> {
     (tokens == TokenPolicy::Keep).then(|| CredentialHelpers::on_path(&path))
 }
 
-/// The credential providers that a configuration file names, with their programs in this directory. Without `accounts` a
-/// provider gets no tokens.
+/// The credential providers that a configuration file names, with their programs in this directory. Without `accounts`
+/// a provider gets no tokens.
 pub fn plugins(
     config: &Path,
     programs: &Path,

@@ -1,5 +1,5 @@
-//! The layers of a store whose images a containerd has as well: it may retain some of them when an image is removed, and it may
-//! have copies of others.
+//! The layers of a store whose images a containerd has as well: it may retain some of them when an image is removed,
+//! and it may have copies of others.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -14,7 +14,8 @@ use larder_store::backend::StoreBackend;
 use tokio::sync::OnceCell;
 use tokio::task::spawn_blocking;
 
-/// The layers of the store, with what containerd retains of them, and its own copies where these take space of the same disk.
+/// The layers of the store, with what containerd retains of them, and its own copies where these take space of the same
+/// disk.
 pub(crate) struct PublishedLayers {
     store: StoreBackend,
     shared: SharedSnapshots,

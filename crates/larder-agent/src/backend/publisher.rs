@@ -1,11 +1,11 @@
 //! Publishes the images of larder's own store to the containerd that keeps its snapshots there, and
 //! [loads](super::adopt) those that other programs put there.
 //!
-//! An image is published after its commit and withdrawn before its removal, since the snapshots of containerd retain its
-//! layers. The containers of containerd use images like the store's own mounts.
+//! An image is published after its commit and withdrawn before its removal, since the snapshots of containerd retain
+//! its layers. The containers of containerd use images like the store's own mounts.
 //!
-//! Promises: one image is published or withdrawn by one caller at a time; an image counts as published only after containerd
-//! was seen to have it under all its names.
+//! Promises: one image is published or withdrawn by one caller at a time; an image counts as published only after
+//! containerd was seen to have it under all its names.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Weak};
@@ -220,8 +220,8 @@ impl StorePublisher {
     }
 
     /// Publishes what the store has and containerd lacks, when it starts, after each change in containerd, after a
-    /// publication that failed, and when a list misses an image; and loads what containerd has and the store lacks, beside
-    /// that, since a load takes long. Until dropped.
+    /// publication that failed, and when a list misses an image; and loads what containerd has and the store lacks,
+    /// beside that, since a load takes long. Until dropped.
     pub(crate) async fn run(&self) {
         tokio::join!(self.watch(), self.compare(), self.adopt_changes());
     }
@@ -274,8 +274,8 @@ impl StorePublisher {
         }
     }
 
-    /// Publishes the images that containerd does not have: those of other commands, those that could not be published, and
-    /// those that it has lost. Returns whether it has all then.
+    /// Publishes the images that containerd does not have: those of other commands, those that could not be published,
+    /// and those that it has lost. Returns whether it has all then.
     async fn reconcile(&self, errors: &mut PublishErrors) -> bool {
         if let Err(error) = self.publisher.end_stale_leases().await {
             tracing::debug!("cannot end stale leases in containerd: {error}");
@@ -340,7 +340,8 @@ impl StorePublisher {
         lock.lock_owned().await
     }
 
-    /// An image as the store has it while no other caller publishes or withdraws it; `None` if the store does not have it.
+    /// An image as the store has it while no other caller publishes or withdraws it; `None` if the store does not have
+    /// it.
     pub(super) async fn locked(
         &self,
         image: &ImageName,
@@ -405,7 +406,8 @@ impl StorePublisher {
         }
     }
 
-    /// Withdraws names of an image, and publishes what is left of it if that fails. Returns whether containerd had layers of it.
+    /// Withdraws names of an image, and publishes what is left of it if that fails. Returns whether containerd had
+    /// layers of it.
     async fn withdraw(&self, image: &PublishedImage, names: &[String]) -> Result<bool, BackendError> {
         self.published.lock().remove(image.id.as_str());
         let withdrawn = self.publisher.withdraw(image, names).await;
@@ -471,8 +473,8 @@ fn published(store: &Store, record: ImageRecord) -> Result<PublishedImage, Store
     Ok(PublishedImage { id: record.id, config, documents, names, chains, preloaded: record.preloaded })
 }
 
-/// The names of an image that containerd gets, each with the document that it stands for: of a tag, the one that its repository
-/// served last, else the outermost.
+/// The names of an image that containerd gets, each with the document that it stands for: of a tag, the one that its
+/// repository served last, else the outermost.
 fn named_documents(record: &ImageRecord) -> Vec<(String, Digest)> {
     let of_name = |name: &String| {
         let parsed = Reference::parse(name).ok().filter(|parsed| parsed.platform().is_none())?;

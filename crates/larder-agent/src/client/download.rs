@@ -48,8 +48,8 @@ impl ArchiveDownload {
         Ok((!message.complete).then_some(message.piece))
     }
 
-    /// Reads the archive on a thread that may block, and returns once that has ended. Fails if not all of the archive came,
-    /// whatever the reader made of that; `None` if `stop` ended first.
+    /// Reads the archive on a thread that may block, and returns once that has ended. Fails if not all of the archive
+    /// came, whatever the reader made of that; `None` if `stop` ended first.
     pub async fn read_with<T: Send + 'static>(
         mut self,
         stop: impl Future<Output = ()>,

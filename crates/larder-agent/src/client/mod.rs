@@ -119,8 +119,8 @@ impl Client {
     }
 
     /// Fails unless the command that has the images open has these settings of this process, as far as the caller
-    /// depends on them. A process that pulls names the [programs](larder::credentials::NodeKeyring::programs) that it would
-    /// run for credentials.
+    /// depends on them. A process that pulls names the [programs](larder::credentials::NodeKeyring::programs) that it
+    /// would run for credentials.
     pub async fn join(
         &self,
         config: &Config,

@@ -39,8 +39,8 @@ pub fn socket_path(text: &str) -> Result<PathBuf, String> {
     Endpoint::parse(text).map(|endpoint| endpoint.path().to_owned()).map_err(|error| error.to_string())
 }
 
-/// The process that serves these images, if one listens: credentials are sent to it, so the file or socket that leads to it must
-/// be this user's or root's. `state` is the state directory where that is not the usual one.
+/// The process that serves these images, if one listens: credentials are sent to it, so the file or socket that leads
+/// to it must be this user's or root's. `state` is the state directory where that is not the usual one.
 pub fn find_server(
     target: &BackendTarget,
     state: Option<&Path>,

@@ -36,8 +36,8 @@ pub(super) fn finish(
     checking.config
 }
 
-/// The verification policy. One that cannot be read is among the problems of the settings; should they be used in spite of
-/// that, each image is verified.
+/// The verification policy. One that cannot be read is among the problems of the settings; should they be used in spite
+/// of that, each image is verified.
 fn verification_of(kubelet: &ImageSettings, gates: FeatureGates) -> Option<Verification> {
     kubelet.verification(gates).unwrap_or_else(|_| Some(Verification::always_verify()))
 }
@@ -144,8 +144,8 @@ impl ConfigCheck<'_> {
         }
     }
 
-    /// Who names a runtime, or has kubelet ask larder, and says no more means images of that runtime: those of larder's own
-    /// store no container would find.
+    /// Who names a runtime, or has kubelet ask larder, and says no more means images of that runtime: those of larder's
+    /// own store no container would find.
     fn backend(&mut self) {
         let images = &self.config.images;
         let endpoints = [
@@ -241,7 +241,8 @@ impl ConfigCheck<'_> {
         self.no_proxy(no_proxy);
     }
 
-    /// A build without the dashboard cannot serve it. The default, which `larder config` prints, asks for it where it is built in.
+    /// A build without the dashboard cannot serve it. The default, which `larder config` prints, asks for it where it
+    /// is built in.
     fn dashboard(&mut self) {
         if lacks_dashboard(self.config.dashboard.serve, cfg!(feature = "dashboard")) {
             self.report(

@@ -1,4 +1,5 @@
-//! Hard evictions of kubelet's file. They are no settings of larder, but remove images before GC starts if they come first.
+//! Hard evictions of kubelet's file. They are no settings of larder, but remove images before GC starts if they come
+//! first.
 
 use std::path::Path;
 

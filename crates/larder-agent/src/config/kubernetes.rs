@@ -8,12 +8,13 @@ use std::path::PathBuf;
 pub struct KubernetesSettings {
     /// Whether the daemon takes part in a cluster.
     pub enabled: bool,
-    /// Name of the node's object; `None` is the name in the client certificate of `node_kubeconfig`, or else the host name.
+    /// Name of the node's object; `None` is the name in the client certificate of `node_kubeconfig`, or else the host
+    /// name.
     pub node_name: Option<String>,
     /// kubelet's kubeconfig, for pods, their pull secrets and tokens; `None` is without them.
     pub node_kubeconfig: Option<PathBuf>,
-    /// A kubeconfig of larder's own identity, for image sets, leases and events; `None` is the service account of the pod that
-    /// larder runs in, if it runs in one.
+    /// A kubeconfig of larder's own identity, for image sets, leases and events; `None` is the service account of the
+    /// pod that larder runs in, if it runs in one.
     pub kubeconfig: Option<PathBuf>,
     /// Pull images of pods that are bound to the node.
     pub pods: bool,

@@ -355,8 +355,8 @@ impl Config {
         }
     }
 
-    /// The runtime that is the backend: its endpoint (`None`: look for one), and how it is talked to. `None` where images
-    /// are in larder's own store, or in Docker.
+    /// The runtime that is the backend: its endpoint (`None`: look for one), and how it is talked to. `None` where
+    /// images are in larder's own store, or in Docker.
     pub(crate) fn cri(&self) -> Option<(Option<Endpoint>, CriConfig)> {
         let mut config = CriConfig { refuse_larder: true, ..self.runtime.clone() };
         config.request_timeout = self.images.runtime_request_timeout.to_std().unwrap_or_default();

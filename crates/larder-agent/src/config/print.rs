@@ -90,8 +90,8 @@ pub fn explicit_settings(config: &Config) -> impl Iterator<Item = (&'static str,
     })
 }
 
-/// Settings that decide who may use an image, and with which credentials: a default of theirs is not given up for another
-/// process's value.
+/// Settings that decide who may use an image, and with which credentials: a default of theirs is not given up for
+/// another process's value.
 const GUARDS: [&str; 4] = [
     "featureGates.KubeletEnsureSecretPulledImages",
     "imagePullCredentialsVerificationPolicy",

@@ -1,5 +1,5 @@
-//! Images as an archive, written by a thread and sent in pieces. A client that disconnects ends it. The layers stay until then,
-//! even if the images are removed.
+//! Images as an archive, written by a thread and sent in pieces. A client that disconnects ends it. The layers stay
+//! until then, even if the images are removed.
 
 use std::io::{self, BufWriter, Write};
 use std::pin::Pin;

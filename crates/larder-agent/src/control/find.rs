@@ -1,8 +1,8 @@
 //! Finds the present image that a text selects, for commands on present images: a pull and an ensure take names as
 //! kubelet does.
 //!
-//! A command that changes or uses an image takes an exact name, shortened as docker does, or its ID from four digits, if that is
-//! unambiguous. A command that only describes an image also takes the end of a name, and any start of an ID.
+//! A command that changes or uses an image takes an exact name, shortened as docker does, or its ID from four digits,
+//! if that is unambiguous. A command that only describes an image also takes the end of a name, and any start of an ID.
 
 use std::collections::BTreeSet;
 
@@ -24,8 +24,8 @@ pub(super) const SIMILAR: &str = "similar images";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct FoundImage {
     pub(super) image: Image,
-    /// The selected name, as the backend lists it; `None` if the text selects the image by its ID, or as the backend alone
-    /// understands.
+    /// The selected name, as the backend lists it; `None` if the text selects the image by its ID, or as the backend
+    /// alone understands.
     pub(super) name: Option<String>,
 }
 
@@ -166,7 +166,8 @@ fn prefer(found: &mut Vec<FoundImage>, is_preferred: impl Fn(&Reference) -> bool
     });
 }
 
-/// Whether `wanted` is the end of the name's repository, at a slash, with the same tag, digest and platform if it has any.
+/// Whether `wanted` is the end of the name's repository, at a slash, with the same tag, digest and platform if it has
+/// any.
 fn is_part_of(wanted: &Reference, name: &Reference) -> bool {
     let part = wanted.familiar();
     let ends =

@@ -115,8 +115,8 @@ fn timeout() -> String {
     format!("timed out after {}s", DETAILS_WITHIN.as_secs())
 }
 
-/// Adds what only the configs of the images have, one config after another: each may have megabytes. larder's own store has
-/// it in its records.
+/// Adds what only the configs of the images have, one config after another: each may have megabytes. larder's own store
+/// has it in its records.
 async fn add_configs(
     mut answer: api::ImagesResponse,
     storage: &Storage,
@@ -209,8 +209,8 @@ fn add_use(details: &mut api::ImageListDetails, image: &GcImage) {
     details.in_use |= image.retained_by.iter().any(|reason| reason.class() == RetentionClass::InUse);
 }
 
-/// Puts the layers of an image in the order of its config, where their identifiers are diff IDs or chain IDs, and others
-/// behind them, such as archives.
+/// Puts the layers of an image in the order of its config, where their identifiers are diff IDs or chain IDs, and
+/// others behind them, such as archives.
 fn order_layers(indices: &mut [u32], layers: &[api::ImageLayer], diff_ids: &[String]) {
     let mut position: HashMap<String, usize> = HashMap::new();
     let mut chain: Option<String> = None;

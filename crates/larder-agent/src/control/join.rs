@@ -10,8 +10,8 @@ use crate::error::Error;
 const OWN: [&str; 7] =
     ["listen.", "metrics.", "log.", "events.", "root", "backend", "containerRuntimeEndpoint"];
 
-/// Fails where a setting that the client was given has another value here, and names all of them. A client works through
-/// a daemon nevertheless, and warns.
+/// Fails where a setting that the client was given has another value here, and names all of them. A client works
+/// through a daemon nevertheless, and warns.
 pub(super) fn check(config: &Config, process: &ServingProcess, theirs: &[SettingValue]) -> Result<(), Error> {
     let differences: Vec<String> = theirs
         .iter()

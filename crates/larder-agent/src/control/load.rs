@@ -1,5 +1,5 @@
-//! An archive that a client sends in pieces, into larder's own store. A client that goes away ends it; what the archive's
-//! images need is checked by the store, as of a file; and the images are leased.
+//! An archive that a client sends in pieces, into larder's own store. A client that goes away ends it; what the
+//! archive's images need is checked by the store, as of a file; and the images are leased.
 
 use std::io;
 use std::time::Duration;

@@ -231,7 +231,8 @@ impl Control for ControlApi {
         let mut answer = remove::remove(&request, &RemovalParts::of(self.node())).await;
         let is_removed =
             |removed: &api::Removed| matches!(removed.result, Some(api::removed::Result::Removed(_)));
-        // A daemon deletes the files in the background; a pull that lacks space waits for that. A command's process ends.
+        // A daemon deletes the files in the background; a pull that lacks space waits for that. A command's process
+        // ends.
         if self.0.process == ServingProcess::Command
             && answer.results.iter().any(is_removed)
             && let Some(store) = self.node().storage.store().map(|store| store.store().clone())

@@ -1,5 +1,5 @@
-//! Removes names of images, and images: a name removes itself, and the image with its last name. Over CRI, a removal takes
-//! all names.
+//! Removes names of images, and images: a name removes itself, and the image with its last name. Over CRI, a removal
+//! takes all names.
 
 mod naming;
 
@@ -47,8 +47,8 @@ impl RemovalParts {
     }
 }
 
-/// Removes images and names one after the other; the texts were checked. Removals and failures are recorded. An unavailable
-/// backend ends it. Dropping the call ends it after the image that is being removed.
+/// Removes images and names one after the other; the texts were checked. Removals and failures are recorded. An
+/// unavailable backend ends it. Dropping the call ends it after the image that is being removed.
 pub(super) async fn remove(request: &RemoveRequest, parts: &RemovalParts) -> RemoveResponse {
     let mut answer = RemoveResponse::default();
     if let Err(failure) = remove_all(request, parts, &mut answer).await {
@@ -249,8 +249,8 @@ async fn remove_one(
     run_to_completion(Peer::current().scope(removal)).await
 }
 
-/// Removes an image, or these names of it where the backend can do that. A pinned image is not removed with its last names,
-/// unless forced: it may have lost the others since it was listed.
+/// Removes an image, or these names of it where the backend can do that. A pinned image is not removed with its last
+/// names, unless forced: it may have lost the others since it was listed.
 async fn remove_from_backend(
     id: &ImageId,
     names: &[String],

@@ -56,8 +56,8 @@ pub(super) async fn keep(
     Ok(api::KeepResponse { rules, warnings, configured })
 }
 
-/// Replaces each short name or ID of one present image by its name in full, or its digest. Returns what to do about those
-/// that select none, or several.
+/// Replaces each short name or ID of one present image by its name in full, or its digest. Returns what to do about
+/// those that select none, or several.
 async fn complete_names(rules: &mut [api::KeepRule], backend: &dyn Backend) -> Vec<String> {
     let mut advice = Vec::new();
     for rule in rules {

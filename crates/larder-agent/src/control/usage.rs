@@ -60,7 +60,8 @@ pub(super) async fn usage(
     Ok(usage)
 }
 
-/// Disk usage by state of the images, and the bytes of copies of containerd; `None`, after a warning, if image usage cannot be determined.
+/// Disk usage by state of the images, and the bytes of copies of containerd; `None`, after a warning, if image usage
+/// cannot be determined.
 async fn held(
     collector: &Collector,
     policy: &GcPolicy,
@@ -137,8 +138,8 @@ async fn of_store(store: Store) -> Result<(api::StoreUsage, ReclaimableSpace), E
     measured.map_err(|error| Error::failed(format!("cannot measure the store: {error}")))?
 }
 
-/// Layers that one image alone has, and those without an image that GC may remove, are unique; what images share, and what
-/// mounts, leases and pulls need, is shared in both tables.
+/// Layers that one image alone has, and those without an image that GC may remove, are unique; what images share, and
+/// what mounts, leases and pulls need, is shared in both tables.
 fn store_usage(
     images: Vec<ImageUsage>,
     usage: &StoreUsage,

@@ -36,8 +36,8 @@ impl<T: Clone> Default for ReadingCache<T> {
 }
 
 impl<T: Clone + Send + Sync + 'static> ReadingCache<T> {
-    /// A result that is fresh enough, else that of `reading`. One that takes long continues after this has given up, for the
-    /// next request.
+    /// A result that is fresh enough, else that of `reading`. One that takes long continues after this has given up,
+    /// for the next request.
     pub(super) async fn get_or_read(
         self: &Arc<Self>,
         reading: impl Future<Output = Result<T, Status>> + Send + 'static,

@@ -1,5 +1,5 @@
-//! The documents: what the control API answers, cut to what the page shows. Nothing else of it is served: no settings, no
-//! names of pull secrets.
+//! The documents: what the control API answers, cut to what the page shows. Nothing else of it is served: no settings,
+//! no names of pull secrets.
 
 use futures_util::{Stream, StreamExt as _};
 use larder_api::v1 as api;

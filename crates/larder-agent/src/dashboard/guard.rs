@@ -1,9 +1,9 @@
 //! Which requests are answered. Pure functions of the request.
 //!
-//! A page of another site can make a browser send requests to this daemon, and with DNS rebinding even read the responses
-//! under a name of its own. So only reads are answered, only under names that are this daemon's, and not to pages of others.
-//! Browsers name the requesting site to loopback addresses and over HTTPS only: at another address such a page can cause
-//! reads, whose responses the browser keeps from it.
+//! A page of another site can make a browser send requests to this daemon, and with DNS rebinding even read the
+//! responses under a name of its own. So only reads are answered, only under names that are this daemon's, and not to
+//! pages of others. Browsers name the requesting site to loopback addresses and over HTTPS only: at another address
+//! such a page can cause reads, whose responses the browser keeps from it.
 
 use std::net::IpAddr;
 

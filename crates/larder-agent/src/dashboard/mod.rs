@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Promises: a page of another site reads nothing, by whatever name it reaches the daemon; every response is bounded,
-//! whatever the number of images, and comes within seconds; clients share one reading of the status, one listing of images
-//! and one measurement of the disk usage.
+//! whatever the number of images, and comes within seconds; clients share one reading of the status, one listing of
+//! images and one measurement of the disk usage.
 
 mod cache;
 mod data;

@@ -283,8 +283,8 @@ async fn markup_and_control_characters_stay_text() {
     assert!(!state.contains('\u{1b}'));
 }
 
-/// A store whose pulls fail with secrets in what they were given: the URL of a redirect, a pull secret, and the URL of a
-/// proxy.
+/// A store whose pulls fail with secrets in what they were given: the URL of a redirect, a pull secret, and the URL of
+/// a proxy.
 fn store_behind_a_proxy(backend: &FakeBackend, dir: &Path, proxy: String) -> NodeDependencies {
     let registry = RegistryConfig {
         proxy: Proxy::Fixed { url: proxy, except: String::new() },

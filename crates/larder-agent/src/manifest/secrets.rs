@@ -86,7 +86,8 @@ fn key_of(kind: &str) -> Option<&'static str> {
     PULL_TYPES.iter().find(|(known, _)| *known == kind).map(|(_, key)| *key)
 }
 
-/// Reads a secret, which must be a [private](NodeCursor::private) place. Everything wrong with it is put into `problems`.
+/// Reads a secret, which must be a [private](NodeCursor::private) place. Everything wrong with it is put into
+/// `problems`.
 pub(super) fn read(
     at: &NodeCursor<'_>,
     identity: &ObjectIdentity,

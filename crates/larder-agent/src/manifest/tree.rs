@@ -1,7 +1,7 @@
 //! A document as a tree that knows its lines; a [cursor](NodeCursor) reads it, and names what is wrong where.
 //!
-//! Manifests are read through this tree and not into typed structs, because each invalid field must be reported with its
-//! path and line, and one bad field must not hide the next.
+//! Manifests are read through this tree and not into typed structs, because each invalid field must be reported with
+//! its path and line, and one bad field must not hide the next.
 
 mod cursor;
 

@@ -20,10 +20,11 @@ use super::{Node, Storage};
 
 /// The images of a node for callers of CRI.
 ///
-/// * An image that another program put into that containerd is loaded when a caller wants to use it, if it was not before.
+/// * An image that another program put into that containerd is loaded when a caller wants to use it, if it was not
+///   before.
 /// * Hidden images, and those that the containerd of the settings does not have, are absent.
-/// * Images with a [pin](CriPins) are reported as pinned. A removal by name obliges all the same, as CRI demands, and its
-///   record names the pin.
+/// * Images with a [pin](CriPins) are reported as pinned. A removal by name obliges all the same, as CRI demands, and
+///   its record names the pin.
 /// * Pulls and removals are recorded.
 /// * While the backend is known to hang, calls fail at once instead of at their callers' deadlines.
 #[derive(Clone)]
@@ -80,7 +81,8 @@ impl NodeCriImages {
         Ok((manager.remove(image).await?, pin))
     }
 
-    /// Whether the containerd to which images are published has an image: kubelet pulls it otherwise, and that publishes it.
+    /// Whether the containerd to which images are published has an image: kubelet pulls it otherwise, and that
+    /// publishes it.
     async fn can_run(&self, image: &Image) -> bool {
         match self.storage.publisher() {
             Some(publisher) => publisher.ensure_published(image).await,

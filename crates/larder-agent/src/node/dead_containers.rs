@@ -1,4 +1,5 @@
-//! Removes containers that exited long ago on hosts without kubelet, as old kubelets did: they keep their images in use.
+//! Removes containers that exited long ago on hosts without kubelet, as old kubelets did: they keep their images in
+//! use.
 
 use std::time::{Duration, SystemTime};
 

@@ -27,7 +27,8 @@ pub(crate) enum BackendHealth {
     Unknown,
     /// It answered.
     Up(Arc<RuntimeInfo>),
-    /// It does not work, since when and why. `unusable` where calls would wait for their time limit, or must not be made.
+    /// It does not work, since when and why. `unusable` where calls would wait for their time limit, or must not be
+    /// made.
     Down { since: SystemTime, why: String, unusable: bool },
 }
 
@@ -82,7 +83,8 @@ impl HealthMonitor {
         }
     }
 
-    /// Checks once, emits an event on a change, and returns whether the backend responds. Concurrent checks emit one event.
+    /// Checks once, emits an event on a change, and returns whether the backend responds. Concurrent checks emit one
+    /// event.
     pub(crate) async fn check(&self) -> bool {
         // As kubelet at its start; afterwards a broken image service shows in its calls.
         let validate = !self.state().is_up();
@@ -118,8 +120,8 @@ impl HealthMonitor {
         BackendHealth::Down { since: SystemTime::now(), why, unusable }
     }
 
-    /// Why a backend that responds is down: its runtime is not ready, or its image plugin does not work. The latter call
-    /// measures filesystems, which may take longer than a check: it has the time limit of a call.
+    /// Why a backend that responds is down: its runtime is not ready, or its image plugin does not work. The latter
+    /// call measures filesystems, which may take longer than a check: it has the time limit of a call.
     async fn problem(&self, info: &RuntimeInfo, validate: bool) -> Option<String> {
         let not_ready =
             info.conditions.iter().find(|condition| condition.kind == "RuntimeReady" && !condition.ok);

@@ -4,9 +4,9 @@
 //! Config -> open -> Observability -> Storage -> Collection -> Pulls -> Workloads -> Node -> control service, CRI, run
 //! ```
 //!
-//! Each part is built from the parts to its left; callers receive the parts that they need. A daemon runs its node: health
-//! checks, garbage collection on a timer, static pods, prefetch, reloads. A command that works without a daemon opens one
-//! for as long as it lives, with the same settings.
+//! Each part is built from the parts to its left; callers receive the parts that they need. A daemon runs its node:
+//! health checks, garbage collection on a timer, static pods, prefetch, reloads. A command that works without a daemon
+//! opens one for as long as it lives, with the same settings.
 
 pub(crate) mod cluster;
 pub(crate) mod collection;
@@ -57,7 +57,8 @@ pub(crate) struct NodeDependencies {
     /// Knows how to ask the backend.
     pub(crate) collector: CollectorBuilder,
     pub(crate) collection: CollectionSettings,
-    /// The state directory, locked for as long as the node lives; without the lock nothing is read from or written to it.
+    /// The state directory, locked for as long as the node lives; without the lock nothing is read from or written to
+    /// it.
     pub(crate) state: Arc<StateDir>,
     pub(crate) access: PullAccess,
     pub(crate) observability: Arc<Observability>,

@@ -1,7 +1,7 @@
 //! Takes over settings that changed while the daemon runs: at SIGHUP, when the file changes, and when asked.
 //!
-//! Promise: settings that are wrong change nothing; the old ones stay, and the status says why. If one change needs a restart,
-//! all wait for it: thresholds for the disk of another root must not collect in this one.
+//! Promise: settings that are wrong change nothing; the old ones stay, and the status says why. If one change needs a
+//! restart, all wait for it: thresholds for the disk of another root must not collect in this one.
 
 use std::panic::resume_unwind;
 use std::sync::Arc;

@@ -38,8 +38,8 @@ mod tests {
 
     const IMAGE: &str = "registry.example/pause:1";
 
-    /// The node's warnings when its runtime starts this late, but for that it is unavailable, and whether the image of its prefetch
-    /// list is present then.
+    /// The node's warnings when its runtime starts this late, but for that it is unavailable, and whether the image of
+    /// its prefetch list is present then.
     async fn started(late: Duration) -> (Vec<String>, bool) {
         let (backend, dir) = (FakeBackend::new(), tempfile::tempdir().expect("a directory"));
         backend.offer(IMAGE, Image { id: "sha256:1".into(), ..Image::default() });

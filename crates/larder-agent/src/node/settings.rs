@@ -126,14 +126,15 @@ impl NodeSettings {
         }
     }
 
-    /// Whether the files of the settings have changed since this was last asked; at first, whether the settings were fixed
-    /// after a degraded start.
+    /// Whether the files of the settings have changed since this was last asked; at first, whether the settings were
+    /// fixed after a degraded start.
     pub(super) fn have_files_changed(&self) -> bool {
         let is_fixed = || self.now().degraded.is_some() && config::load(&self.sources).is_ok();
         self.note_file_states().unwrap_or_else(is_fixed)
     }
 
-    /// Remembers the files of the settings as they are. Whether they have changed since the last time; `None` at the first.
+    /// Remembers the files of the settings as they are. Whether they have changed since the last time; `None` at the
+    /// first.
     pub(super) fn note_file_states(&self) -> Option<bool> {
         let now = stamps(&self.files());
         let mut known = self.stamps.lock();

@@ -41,8 +41,8 @@ pub(crate) struct Storage {
 }
 
 impl Storage {
-    /// Storage in an opened backend, and a collector's builder that knows how to ask it. With `has_publisher`, images are
-    /// published to the containerd of the settings, except hidden ones.
+    /// Storage in an opened backend, and a collector's builder that knows how to ask it. With `has_publisher`, images
+    /// are published to the containerd of the settings, except hidden ones.
     pub(crate) fn build(
         config: &Config,
         mut handle: BackendHandle,
@@ -194,8 +194,8 @@ impl Storage {
         })
     }
 
-    /// Waits until the runtime answers that runs the images; for a bounded time, since what it does not answer is an error
-    /// then.
+    /// Waits until the runtime answers that runs the images; for a bounded time, since what it does not answer is an
+    /// error then.
     pub(super) async fn wait_for_runtime(&self) {
         let runtime: &dyn Backend = match &self.publisher {
             Some(publisher) => publisher.cri(),

@@ -15,8 +15,8 @@ use crate::config::{self, Config, SettingsSource, SettingsSources};
 use crate::environment::DefaultPaths;
 use crate::state::StateDir;
 
-/// A node with its state and its `config.yaml`, if there is one, in this directory. Collection spares no image for its age, and
-/// looks at `disk`, if not at the backend's.
+/// A node with its state and its `config.yaml`, if there is one, in this directory. Collection spares no image for its
+/// age, and looks at `disk`, if not at the backend's.
 pub(crate) fn node(
     backend: &FakeBackend,
     dir: &Path,

@@ -118,8 +118,8 @@ impl DockerLoginFile {
         taken().map_err(|error| self.unwritten(&error))
     }
 
-    /// Replaces the file atomically. A new file is readable by its owner only; an existing one keeps owner and group, and
-    /// its mode unless all users have access.
+    /// Replaces the file atomically. A new file is readable by its owner only; an existing one keeps owner and group,
+    /// and its mode unless all users have access.
     pub fn write(&self, logins: &LoginDocument, _lock: &LoginFileLock) -> Result<(), Error> {
         let text = logins.text().map_err(|error| self.unwritten(&error))?;
         let new = self.new_path();

@@ -1,7 +1,8 @@
 //! Serves the control API to other commands of the same user while a command has the images open.
 //!
 //! Promises: a second command joins the first instead of failing; calls that joined end before the first command does,
-//! and a joined command without a call holds it up no longer than a moment; the socket has mode 0600, and is gone when nothing serves it any more.
+//! and a joined command without a call holds it up no longer than a moment; the socket has mode 0600, and is gone when
+//! nothing serves it any more.
 
 use std::sync::Arc;
 use std::time::Duration;

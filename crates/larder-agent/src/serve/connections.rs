@@ -1,7 +1,7 @@
 //! Open connections and calls under way, counted and bounded.
 //!
-//! Promises: never more than [`LIMIT`] connections, and [`CLOSING_LIMIT`] that were asked to close; when one more arrives, the
-//! one that was idle for the longest is asked, so that sleeping clients cannot keep others out.
+//! Promises: never more than [`LIMIT`] connections, and [`CLOSING_LIMIT`] that were asked to close; when one more
+//! arrives, the one that was idle for the longest is asked, so that sleeping clients cannot keep others out.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! Accepts connections on a socket, serves their requests, and lets them end when the process stops.
 //!
-//! Promises: what all requests take in memory is [bounded](super::request_memory); after the stop, reads and calls about
-//! snapshots are answered to the end, also those of new clients, other requests are refused, and calls under way end.
-//! Every client that was accepted is answered.
+//! Promises: what all requests take in memory is [bounded](super::request_memory); after the stop, reads and calls
+//! about snapshots are answered to the end, also those of new clients, other requests are refused, and calls under way
+//! end. Every client that was accepted is answered.
 
 use std::convert::Infallible;
 use std::pin::pin;
@@ -26,8 +26,8 @@ use super::router::{Router, is_served_to_the_end, request_kind};
 use super::shutdown;
 use crate::node::peer::Peer;
 
-/// How long one that was asked to go has to say goodbye, if nothing is under way on it; and how long one that came after
-/// the stop has for its first call.
+/// How long one that was asked to go has to say goodbye, if nothing is under way on it; and how long one that came
+/// after the stop has for its first call.
 const GOODBYE: Duration = Duration::from_millis(100);
 /// How long to wait for another client in the queue of a socket that has no path any more.
 const QUEUED: Duration = Duration::from_millis(20);
@@ -54,9 +54,9 @@ struct AcceptLoop {
 }
 
 impl Connections {
-    /// Serves until `stop` is set, and then until those connections have ended that were open. New clients then wait for
-    /// the next process in the queue of a socket that was passed; one that this process made is removed with `own`. Dropping
-    /// this closes the rest.
+    /// Serves until `stop` is set, and then until those connections have ended that were open. New clients then wait
+    /// for the next process in the queue of a socket that was passed; one that this process made is removed with `own`.
+    /// Dropping this closes the rest.
     pub(crate) async fn serve<T>(
         &self,
         listener: UnixListener,
@@ -216,7 +216,8 @@ fn http() -> auto::Builder<TokioExecutor> {
         .http2()
         .timer(TokioTimer::new())
         .max_concurrent_streams(CALLS_PER_CONNECTION)
-        // The count is for the life of a connection, and kubelet's lasts for months: callers that give up are no attack.
+        // The count is for the life of a connection, and kubelet's lasts for months: callers that give up are no
+        // attack.
         .max_local_error_reset_streams(None)
         .keep_alive_interval(ALIVE.0)
         .keep_alive_timeout(ALIVE.1);
@@ -226,7 +227,8 @@ fn http() -> auto::Builder<TokioExecutor> {
 /// Keeps a call in the table, and what its request takes.
 impl BodyObserver for (CallEntry, MemoryReservation) {}
 
-/// Waits until the client has sent something or has disconnected. Consumes nothing: readiness alone may be a false alarm.
+/// Waits until the client has sent something or has disconnected. Consumes nothing: readiness alone may be a false
+/// alarm.
 async fn wait_readable(stream: &UnixStream) {
     let look = || Ok(rustix::net::recv(stream, &mut [0_u8; 1], RecvFlags::PEEK).map(drop)?);
     let looked: std::io::Result<()> = stream.async_io(Interest::READABLE, look).await;

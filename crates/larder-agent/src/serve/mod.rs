@@ -152,8 +152,8 @@ impl Daemon {
         self.node.settings.now()
     }
 
-    /// Runs until SIGTERM or SIGINT, and then until calls under way have ended or their grace period is over. Pulls end at
-    /// once: the next process continues them.
+    /// Runs until SIGTERM or SIGINT, and then until calls under way have ended or their grace period is over. Pulls end
+    /// at once: the next process continues them.
     pub async fn run(self) -> Result<(), Error> {
         let dashboard = self.dashboard();
         let Daemon { node, socket, metrics, note, mut signals } = self;
@@ -217,8 +217,8 @@ fn settings(sources: &SettingsSources) -> Result<(Config, Option<SettingsFiles>)
     }
 }
 
-/// Asks the daemon at this address, and returns true if it answers. One that was killed may listen for a moment longer, and
-/// systemd listens for one that does not run.
+/// Asks the daemon at this address, and returns true if it answers. One that was killed may listen for a moment longer,
+/// and systemd listens for one that does not run.
 fn is_answered(server: ControlServerAddress) -> bool {
     let client = Client::of(server, Some(ANSWER_WITHIN));
     let status = client.ask(async |mut calls| calls.status(StatusRequest { look: false }).await);
@@ -226,7 +226,8 @@ fn is_answered(server: ControlServerAddress) -> bool {
     answer.map_or_else(|error| error.kind() != ErrorKind::Unavailable, |_| true)
 }
 
-/// Opens the node. A command that has the images open ends soon, mostly: it is waited for, for a moment; a daemon is not.
+/// Opens the node. A command that has the images open ends soon, mostly: it is waited for, for a moment; a daemon is
+/// not.
 #[expect(
     clippy::disallowed_methods,
     reason = "another process holds a lock, and nothing runs in this one yet"

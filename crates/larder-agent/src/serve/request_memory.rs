@@ -1,8 +1,8 @@
 //! Bounds what requests take in memory, over all connections.
 //!
-//! A message may have 16 MiB and a client thousands of calls under way, so that a bound for each bounds nothing. A message
-//! counts until its call ends; in a call that takes a stream, until the next one begins. The first part of each has a
-//! budget of its own: giant ones do not keep out those of usual size.
+//! A message may have 16 MiB and a client thousands of calls under way, so that a bound for each bounds nothing. A
+//! message counts until its call ends; in a call that takes a stream, until the next one begins. The first part of each
+//! has a budget of its own: giant ones do not keep out those of usual size.
 
 use std::error::Error;
 use std::pin::Pin;

@@ -152,8 +152,8 @@ impl BodyObserver for ServerSpan {
     }
 }
 
-/// Whether the call of this request is served while the process stops: it changes nothing, or a container of a present image
-/// needs it to start or end.
+/// Whether the call of this request is served while the process stops: it changes nothing, or a container of a present
+/// image needs it to start or end.
 pub(super) fn is_served_to_the_end<B>(request: &Request<B>) -> bool {
     const READS: [&str; 4] = ["ListImages", "StreamImages", "ImageStatus", "ImageFsInfo"];
     if !is_grpc(request) {

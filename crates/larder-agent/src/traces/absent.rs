@@ -9,8 +9,8 @@ use crate::error::Error;
 
 const BUILT_WITHOUT: &str = "this larder was built without the feature traces";
 
-/// Refuses larder's own settings, and warns of kubelet's and of those of the environment: they are for other programs as
-/// well.
+/// Refuses larder's own settings, and warns of kubelet's and of those of the environment: they are for other programs
+/// as well.
 pub fn start(config: &Config) -> Result<(), Error> {
     if config.tracing.is_set() {
         let set = ["tracing.endpoint", "tracing.samplingRatePerMillion"].map(|key| (key, config.origin(key)));

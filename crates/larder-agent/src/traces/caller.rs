@@ -8,7 +8,8 @@ use crate::environment::variable;
 const VARIABLES: [(&str, &str); 3] =
     [("TRACEPARENT", "traceparent"), ("TRACESTATE", "tracestate"), ("BAGGAGE", "baggage")];
 
-/// Lets calls of this process, to a daemon or to a runtime and registries, be part of the trace that the environment names.
+/// Lets calls of this process, to a daemon or to a runtime and registries, be part of the trace that the environment
+/// names.
 pub fn continue_from_environment() {
     set_source(|| headers(&variable));
 }

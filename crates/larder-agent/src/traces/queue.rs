@@ -1,7 +1,7 @@
 //! The queue between spans that end and the exporter.
 //!
-//! Promises: a span that ends never waits: where the queue is full, it is dropped and counted; an endpoint that does not
-//! answer is reported once, until it answers again; a flush ends within its limit.
+//! Promises: a span that ends never waits: where the queue is full, it is dropped and counted; an endpoint that does
+//! not answer is reported once, until it answers again; a flush ends within its limit.
 
 use std::fmt::Display;
 use std::future::Future;
@@ -160,8 +160,8 @@ impl<E: SpanExporter> SpanSender<E> {
     }
 }
 
-/// Adds the spans of one batch: waits for the first one, and then for the delay or a full batch. Returns whether more may
-/// follow. If it is dropped, the batch has what was received.
+/// Adds the spans of one batch: waits for the first one, and then for the delay or a full batch. Returns whether more
+/// may follow. If it is dropped, the batch has what was received.
 async fn collect(
     spans: &mut mpsc::Receiver<SpanData>,
     batch: &mut Vec<SpanData>,

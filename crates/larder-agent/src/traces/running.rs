@@ -23,8 +23,8 @@ struct RunningExporter {
 
 static RUNNING: OnceLock<RunningExporter> = OnceLock::new();
 
-/// Starts to export traces, if the settings or the environment say so. Must be called within a runtime, which has to last
-/// as long as the process; a second call changes nothing.
+/// Starts to export traces, if the settings or the environment say so. Must be called within a runtime, which has to
+/// last as long as the process; a second call changes nothing.
 pub fn start(config: &Config) -> Result<(), Error> {
     let Some(options) = TraceOptions::of(&config.tracing, &variable)? else { return Ok(()) };
     if RUNNING.get().is_some() {

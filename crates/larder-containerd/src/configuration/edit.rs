@@ -1,7 +1,8 @@
 //! Edits larder's part of containerd's configuration, and takes it back. Pure.
 //!
-//! Promises: what the edit does not name keeps its text, comments included; an edit of an edited document changes nothing; each
-//! line or table of the edit has a comment that names larder, and only these are taken back, unless they were changed since.
+//! Promises: what the edit does not name keeps its text, comments included; an edit of an edited document changes
+//! nothing; each line or table of the edit has a comment that names larder, and only these are taken back, unless they
+//! were changed since.
 
 use toml_edit::{ArrayOfTables, Decor, DocumentMut, Item, Key, RawString, Table, TableLike, Value};
 
@@ -38,8 +39,8 @@ pub(super) enum EditProblem {
     NoTable(String),
 }
 
-/// The documents of a configuration in the order in which containerd reads them, each over the ones before it. The first is the
-/// main file.
+/// The documents of a configuration in the order in which containerd reads them, each over the ones before it. The
+/// first is the main file.
 pub(super) fn configure(
     documents: &mut [DocumentMut],
     version: ContainerdVersion,
@@ -64,8 +65,8 @@ pub(super) fn configure(
     }
 }
 
-/// containerd 2 takes the settings of a file of version 2 over into the tables of version 3, which the file may have as well. It
-/// does so with the snapshotter if there is a table of runtimes, and drops it otherwise.
+/// containerd 2 takes the settings of a file of version 2 over into the tables of version 3, which the file may have as
+/// well. It does so with the snapshotter if there is a table of runtimes, and drops it otherwise.
 fn configure_images(documents: &mut [DocumentMut]) -> Result<(), EditProblem> {
     let at = last_with(documents, &CRI_IMAGES);
     set(table_at(&mut documents[at], &CRI_IMAGES)?, "snapshotter", SNAPSHOTTER);
@@ -168,7 +169,8 @@ fn remove_own_keys(name: &str, table: &mut Table) {
     }
 }
 
-/// Whether the edit gives a key this value. Paths are those of larder's settings at that time. Other tables may need the version.
+/// Whether the edit gives a key this value. Paths are those of larder's settings at that time. Other tables may need
+/// the version.
 fn is_own(key: &str, value: Option<&str>) -> bool {
     match key {
         "type" => value == Some("snapshot"),
@@ -178,7 +180,8 @@ fn is_own(key: &str, value: Option<&str>) -> bool {
     }
 }
 
-/// Whether an entry of an array was added and needs to go: that of larder's snapshotter, and an unchanged one for overlayfs.
+/// Whether an entry of an array was added and needs to go: that of larder's snapshotter, and an unchanged one for
+/// overlayfs.
 fn is_own_entry(entry: &Table) -> bool {
     let text = |key| entry.get(key).and_then(Item::as_str);
     let is_default = || text("platform") == Some("linux") && entry.len() == 2;

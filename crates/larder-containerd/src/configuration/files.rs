@@ -1,7 +1,8 @@
 //! The files of containerd's configuration: the main one and those that it imports.
 //!
-//! Promises: a file is replaced as a whole, with its mode and owner, after a copy of it was written beside it; if one of several
-//! cannot be replaced, the others get their text back. A file that was changed since it was read is not replaced.
+//! Promises: a file is replaced as a whole, with its mode and owner, after a copy of it was written beside it; if one
+//! of several cannot be replaced, the others get their text back. A file that was changed since it was read is not
+//! replaced.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
@@ -27,7 +28,8 @@ pub(super) struct ConfigFile {
     pub(super) document: DocumentMut,
 }
 
-/// Reads the main file and its imports, in the order in which containerd does. A main file that does not exist is empty.
+/// Reads the main file and its imports, in the order in which containerd does. A main file that does not exist is
+/// empty.
 pub(super) fn read(main: &Path) -> Result<Vec<ConfigFile>, ConfigurationError> {
     let (mut files, mut waiting, mut seen) = (Vec::new(), vec![main.to_owned()], HashSet::new());
     while !waiting.is_empty() {
@@ -43,8 +45,8 @@ pub(super) fn read(main: &Path) -> Result<Vec<ConfigFile>, ConfigurationError> {
 }
 
 impl ConfigFile {
-    /// The text of the edited document with the ends of lines of the file, of which the document knows none. The file's own text if
-    /// nothing was edited.
+    /// The text of the edited document with the ends of lines of the file, of which the document knows none. The file's
+    /// own text if nothing was edited.
     pub(super) fn edited(&self, document: &DocumentMut) -> String {
         let (old, mut new) = (self.text.as_deref().unwrap_or_default(), document.to_string());
         if new == self.document.to_string() {

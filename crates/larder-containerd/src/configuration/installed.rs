@@ -32,8 +32,8 @@ pub(super) struct InstalledContainerd {
 }
 
 impl InstalledContainerd {
-    /// The containerd at a socket, or of a program; without either, the one of the settings or at the default socket, else the one
-    /// on `PATH`.
+    /// The containerd at a socket, or of a program; without either, the one of the settings or at the default socket,
+    /// else the one on `PATH`.
     pub(super) async fn find(
         given: Option<&str>,
         settings: &LarderSettings,
@@ -72,7 +72,8 @@ impl InstalledContainerd {
         }
     }
 
-    /// The snapshotter of CRI in the configuration files as this containerd reads them; `None` without a program to ask.
+    /// The snapshotter of CRI in the configuration files as this containerd reads them; `None` without a program to
+    /// ask.
     pub(super) async fn dump_snapshotter(&self, main: &Path) -> Result<Option<String>, ConfigurationError> {
         let Some(program) = self.program.clone() else { return Ok(None) };
         let (main, version) = (main.to_owned(), self.version);

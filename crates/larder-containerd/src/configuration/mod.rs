@@ -5,8 +5,8 @@
 //!                                          \-> copy, replace, containerd reads them -> put back if it does not take them
 //! ```
 //!
-//! Read `edit` first. Promises: containerd is never restarted; a change is written as a whole or not at all; only lines of
-//! larder's own edit are taken back.
+//! Read `edit` first. Promises: containerd is never restarted; a change is written as a whole or not at all; only lines
+//! of larder's own edit are taken back.
 
 mod check;
 mod difference;
@@ -131,8 +131,8 @@ pub async fn plan_undo(
     ConfigChange::of(containerd, read, &documents, notes, files)
 }
 
-/// The documents without larder's edit. Fails if larder's snapshotter is gone with it and a setting still names it: containerd's
-/// CRI does not start then.
+/// The documents without larder's edit. Fails if larder's snapshotter is gone with it and a setting still names it:
+/// containerd's CRI does not start then.
 fn restored(files: &[ConfigFile]) -> Result<Vec<DocumentMut>, ConfigurationError> {
     let mut documents: Vec<DocumentMut> = files.iter().map(|file| file.document.clone()).collect();
     documents.iter_mut().for_each(edit::restore);
@@ -209,8 +209,8 @@ impl ConfigChange {
             .collect()
     }
 
-    /// Writes the files. Returns the copies of the old ones. Puts these back if containerd cannot read the new ones, or with
-    /// `is_setup` does not take larder from them.
+    /// Writes the files. Returns the copies of the old ones. Puts these back if containerd cannot read the new ones, or
+    /// with `is_setup` does not take larder from them.
     pub async fn apply(&self, is_setup: bool) -> Result<Vec<PathBuf>, ConfigurationError> {
         let replacements = self.replacements();
         let backups = files::replace_all(&replacements)?;
@@ -226,7 +226,8 @@ impl ConfigChange {
         Err(ConfigurationError::failed(what))
     }
 
-    /// Fails if containerd has images that cannot be run after the change is taken back, or containers that cannot be removed.
+    /// Fails if containerd has images that cannot be run after the change is taken back, or containers that cannot be
+    /// removed.
     pub async fn refuse_dependents(&self) -> Result<(), ConfigurationError> {
         let inspector = ContainerdInspector::new(&self.containerd.cri);
         let force = |hint: Hint| hint.setting("force", "").text(" takes the change back all the same");
@@ -254,7 +255,8 @@ impl ConfigChange {
     }
 }
 
-/// Fails if another program would write a changed file again. A template that is a copy of such a file has its first lines.
+/// Fails if another program would write a changed file again. A template that is a copy of such a file has its first
+/// lines.
 fn refuse_generated(
     changes: &[Replacement<'_>],
     version: ContainerdVersion,

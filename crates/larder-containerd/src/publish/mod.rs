@@ -4,8 +4,8 @@
 //! lease -> manifests and config as content -> a snapshot of each layer -> names -> wait until CRI lists it -> end the lease
 //! ```
 //!
-//! No layer is sent: the snapshotter answers that it has each of them. containerd's garbage collector follows the labels of
-//! the content, from the names to the snapshots.
+//! No layer is sent: the snapshotter answers that it has each of them. containerd's garbage collector follows the
+//! labels of the content, from the names to the snapshots.
 
 mod records;
 
@@ -44,8 +44,8 @@ const LEASE: Duration = Duration::from_secs(600);
 /// How often to look whether CRI lists an image, which it learns from an event.
 const POLL: Duration = Duration::from_millis(5);
 
-/// How often, and after how long, to ask a containerd that is not connected to its snapshotter: after a restart of larder its
-/// attempts to connect are at most three seconds apart.
+/// How often, and after how long, to ask a containerd that is not connected to its snapshotter: after a restart of
+/// larder its attempts to connect are at most three seconds apart.
 const CONNECT_ATTEMPTS: u32 = 50;
 const CONNECT_PAUSE: Duration = Duration::from_millis(200);
 
@@ -81,8 +81,8 @@ impl ImagePublisher {
         &self.cri
     }
 
-    /// Publishes an image. It can be run when this returns. Repeating it changes nothing. Returns the names that stand for
-    /// another image, which were left alone.
+    /// Publishes an image. It can be run when this returns. Repeating it changes nothing. Returns the names that stand
+    /// for another image, which were left alone.
     pub async fn publish(
         &self,
         image: &PublishedImage,
@@ -92,8 +92,8 @@ impl ImagePublisher {
         published.map_err(|status| self.client.error(&status))
     }
 
-    /// Ends the leases of publications that were killed, or could not reach containerd to end theirs: it retains for minutes what
-    /// they reference.
+    /// Ends the leases of publications that were killed, or could not reach containerd to end theirs: it retains for
+    /// minutes what they reference.
     pub async fn end_stale_leases(&self) -> Result<(), BackendError> {
         let ended = self.client.within_limit(async {
             for lease in self.client.leases(NAMESPACE).await? {
@@ -109,8 +109,9 @@ impl ImagePublisher {
         ended.await.map_err(|status| self.client.error(&status))
     }
 
-    /// Removes these names of an image, and returns after containerd has collected what only they referenced. A name that stands
-    /// for another image stays. With its ID go the names that are not in full, since no caller of CRI can remove those.
+    /// Removes these names of an image, and returns after containerd has collected what only they referenced. A name
+    /// that stands for another image stays. With its ID go the names that are not in full, since no caller of CRI can
+    /// remove those.
     ///
     /// Returns whether containerd had layers of the image: these may take space outside of the store.
     pub async fn withdraw(&self, image: &PublishedImage, names: &[String]) -> Result<bool, BackendError> {
@@ -254,8 +255,8 @@ impl ImagePublisher {
         call().await
     }
 
-    /// Removes what containerd alone knows of layers whose snapshots the store has lost: no snapshot could be made in their place.
-    /// Returns whether there was one.
+    /// Removes what containerd alone knows of layers whose snapshots the store has lost: no snapshot could be made in
+    /// their place. Returns whether there was one.
     async fn forget_lost_layers(&self, image: &PublishedImage) -> Result<bool, Status> {
         let mut lost = false;
         for chain in image.chains.iter().rev() {

@@ -12,7 +12,8 @@ use crate::proto::images::{Descriptor, Image as ImageRecord};
 /// The label of images that CRI lists.
 const MANAGED: &str = "io.cri-containerd.image";
 
-/// The label of names that larder published, with the digest of the document: others may have given the name away since.
+/// The label of names that larder published, with the digest of the document: others may have given the name away
+/// since.
 const PUBLISHED: &str = "larder.dev/published";
 
 /// The label of names of images that an administrator loaded, or put into containerd: every pod may use them.
@@ -74,8 +75,9 @@ impl PublishedImage {
         labels.filter(|(label, _)| label.starts_with(&of_layer)).map(|(_, digest)| digest).collect()
     }
 
-    /// The record of a name as larder publishes it, for the document that the name stands for if that is one of the image's:
-    /// another program may have put an index there with images of other platforms, which containerd would remove.
+    /// The record of a name as larder publishes it, for the document that the name stands for if that is one of the
+    /// image's: another program may have put an index there with images of other platforms, which containerd would
+    /// remove.
     pub(super) fn with_present_target(&self, new: ImageRecord, present: ImageRecord) -> ImageRecord {
         let is_own = self.has_target_of(&present);
         match present.target.filter(|_| is_own) {
@@ -142,8 +144,8 @@ pub(crate) fn is_pulled(record: &ImageRecord) -> bool {
     is_as_published(record) && !record.labels.contains_key(PRELOADED)
 }
 
-/// The type of a document: the one that it has by its shape where it names none, as the specification of OCI allows, or one
-/// that it cannot be.
+/// The type of a document: the one that it has by its shape where it names none, as the specification of OCI allows, or
+/// one that it cannot be.
 fn media_type(document: &Value) -> String {
     let known = if document.get("manifests").is_some() { INDEXES } else { MANIFESTS };
     let named = document.get("mediaType").and_then(Value::as_str);

@@ -43,7 +43,8 @@ pub(super) fn repository(image: &ImageName) -> Option<String> {
     is_bare.then(|| named.name().to_owned())
 }
 
-/// The name of an image to pull. Code and text of an invalid one are containerd's. The images of pods are this machine's.
+/// The name of an image to pull. Code and text of an invalid one are containerd's. The images of pods are this
+/// machine's.
 pub(super) fn name(image: &ImageName) -> Result<&Reference, Status> {
     let name = image.reference().map_err(|error| {
         let hint = error.hint().map_or_else(String::new, |hint| format!(" ({hint})"));

@@ -10,8 +10,8 @@ use crate::proto;
 use crate::proto::image_service_server::ImageService;
 
 impl CriService {
-    /// All images; or those of a repository; or the named one, found as [`ImageService::image_status`] does. A list does not
-    /// announce a use, so it takes no lease.
+    /// All images; or those of a repository; or the named one, found as [`ImageService::image_status`] does. A list
+    /// does not announce a use, so it takes no lease.
     async fn listed(&self, filter: Option<proto::ImageFilter>) -> Result<Vec<proto::Image>, Status> {
         let failed = |error| to_status::of(&error);
         let Some(named) = from_request::filter(filter) else {

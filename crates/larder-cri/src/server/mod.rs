@@ -79,8 +79,8 @@ pub trait CriImages: Send + Sync {
 }
 
 /// `runtime.v1.ImageService`, complete, and of `runtime.v1.RuntimeService` the calls that tools make first:
-/// `Version` and `Status`. The other calls of the latter return `Unimplemented`; where the backend is a runtime, the owner
-/// of the socket sends those that change nothing to a [`RuntimeProxy`] instead.
+/// `Version` and `Status`. The other calls of the latter return `Unimplemented`; where the backend is a runtime, the
+/// owner of the socket sends those that change nothing to a [`RuntimeProxy`] instead.
 ///
 /// Messages may have [`MAX_MESSAGE_BYTES`] in either direction.
 pub fn services(

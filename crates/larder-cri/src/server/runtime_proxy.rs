@@ -1,4 +1,5 @@
-//! Forwards the calls of `runtime.v1.RuntimeService` that change nothing, for tools such as crictl that know one endpoint.
+//! Forwards the calls of `runtime.v1.RuntimeService` that change nothing, for tools such as crictl that know one
+//! endpoint.
 //!
 //! Messages pass unread, so that no field is lost. Without a runtime, a call fails: an empty list would mean that no
 //! container uses any image.

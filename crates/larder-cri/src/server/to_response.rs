@@ -45,8 +45,8 @@ fn spec(spec: ImageSpec) -> proto::ImageSpec {
     }
 }
 
-/// A list that fits one message, as `ListImages` has no pages: if it does not, names are left out, so many of each image that
-/// the others fit, tags last. kubelet collects and pins images by ID. `StreamImages` leaves nothing out.
+/// A list that fits one message, as `ListImages` has no pages: if it does not, names are left out, so many of each
+/// image that the others fit, tags last. kubelet collects and pins images by ID. `StreamImages` leaves nothing out.
 pub(super) fn fitted(mut images: Vec<proto::Image>) -> Vec<proto::Image> {
     let bytes: usize = images.iter().map(|image| image.encoded_len() + FRAME_BYTES).sum();
     if bytes <= LIST_BYTES {

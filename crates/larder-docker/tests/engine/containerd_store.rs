@@ -1,5 +1,5 @@
-//! Docker 29, which has its images in containerd. The answers of the engine are those of 29.7.2, shortened to what larder
-//! reads, with the digests of the images that a real containerd has here.
+//! Docker 29, which has its images in containerd. The answers of the engine are those of 29.7.2, shortened to what
+//! larder reads, with the digests of the images that a real containerd has here.
 
 use std::path::{Path, PathBuf};
 
@@ -18,8 +18,8 @@ use crate::world::block_on;
 const NAMESPACE: &str = "moby";
 const ENGINE_ID: &str = "b58a1948-eecc-4d84-84cc-fd7d0969df7b";
 
-/// A containerd as an engine uses it, with two images on one base. The first one has three records: two names, and the one
-/// that the engine made when a tag was moved away from it.
+/// A containerd as an engine uses it, with two images on one base. The first one has three records: two names, and the
+/// one that the engine made when a tag was moved away from it.
 struct EngineContainerd {
     containerd: Containerd,
     /// The data root of the engine.

@@ -143,8 +143,8 @@ settings! {
     /// Whether identity and registry tokens of pull secrets and Docker configs are used.
     "pull.credentialTokens": EnumCodec<TokenPolicy> => credential_tokens, Restart, kubelet_has("`ignore`");
 
-    /// Longest lease of an ensured image: GC retains it until its first container has been seen, for this long at most; 0
-    /// is no lease.
+    /// Longest lease of an ensured image: GC retains it until its first container has been seen, for this long at most;
+    /// 0 is no lease.
     "pull.ensuredLease": DurationCodec<0> => ensured_lease, Restart, kubelet_has("`0s`");
 
     /// Whose rules choose images. `larder`: a layer counts once and the filesystem is measured after each removal; an
@@ -158,8 +158,8 @@ settings! {
     /// GC also starts when less than this is free; 0 is never.
     "gc.minimumFreeBytes": ByteSizeCodec<0> => gc.min_free_bytes, Live;
 
-    /// GC also starts at this inode usage, in percent; 100 is never, and the default if `imageGCHighThresholdPercent` is
-    /// 100.
+    /// GC also starts at this inode usage, in percent; 100 is never, and the default if `imageGCHighThresholdPercent`
+    /// is 100.
     "gc.inodeHighThresholdPercent": PercentCodec => {
         |draft, percent| inodes(&mut draft.config.gc).high_percent = percent,
         |config| PercentCodec::print(&config.gc.inodes.unwrap_or(NO_INODE_THRESHOLDS).high_percent)

@@ -99,8 +99,8 @@ pub(in crate::config) fn find(key: &str) -> Option<&'static Setting> {
     all().find(|setting| setting.key == key)
 }
 
-/// A table of settings. A row has the description, which the reference page prints, the key, the codec, the field of the
-/// configuration (or how a value is set and shown), and whether a running daemon can change it.
+/// A table of settings. A row has the description, which the reference page prints, the key, the codec, the field of
+/// the configuration (or how a value is set and shown), and whether a running daemon can change it.
 macro_rules! settings {
     ($(#[$doc:meta])* $table:ident: $(
         $(#[doc = $description:literal])+

@@ -84,22 +84,22 @@ settings! {
     /// way to those for pods of a namespace with fewer slots.
     "store.minimumRateWindow": DurationCodec<1> => store.minimum_rate.window, Restart;
 
-    /// Space that stays free on the store's filesystem, or on that of containerd's images in front of containerd. A pull or
-    /// load whose minimum size does not fit is rejected; one that grows more fails.
+    /// Space that stays free on the store's filesystem, or on that of containerd's images in front of containerd. A
+    /// pull or load whose minimum size does not fit is rejected; one that grows more fails.
     "store.reserveBytes": ByteSizeCodec<0> => store.reserve_bytes, Restart;
 
     /// Inodes that stay free, likewise.
     "store.reserveInodes": IntegerCodec<u64, 0, 1_000_000_000> => store.reserve_inodes, Restart;
 
-    /// Uncompressed size of one layer, and the sum of its files' sizes, holes of sparse files included. A pull or load of
-    /// a larger one fails.
+    /// Uncompressed size of one layer, and the sum of its files' sizes, holes of sparse files included. A pull or load
+    /// of a larger one fails.
     "store.maxLayerBytes": ByteSizeCodec<1> => store.max_layer_bytes, Restart;
 
     /// Uncompressed size of the layers that a pull or load of one image unpacks.
     "store.maxImageBytes": ByteSizeCodec<1> => store.max_image_bytes, Restart;
 
-    /// How many uncompressed bytes an image may have for each compressed byte, beyond 1 GiB; 0 is no limit. Runs of zeros
-    /// do not count: they take no space.
+    /// How many uncompressed bytes an image may have for each compressed byte, beyond 1 GiB; 0 is no limit. Runs of
+    /// zeros do not count: they take no space.
     "store.maxExpansion": IntegerCodec<u64, 0, 1_000_000> => store.max_expansion, Restart;
 
     /// Memory for the page cache of the database.

@@ -1,5 +1,5 @@
-//! The most memory that rounds and lists take with ten thousand images, as the kernel counts it. Each runs in a process of its
-//! own: the other tests take memory too.
+//! The most memory that rounds and lists take with ten thousand images, as the kernel counts it. Each runs in a process
+//! of its own: the other tests take memory too.
 
 use std::process::{Command, Stdio};
 use std::sync::Arc;

@@ -178,8 +178,8 @@ impl<'a> NodeCursor<'a> {
         if self.path.is_empty() { field.to_owned() } else { format!("{}.{field}", self.path) }
     }
 
-    /// Like [`path_of`](NodeCursor::path_of), for keys that may hold dots: `data[.dockerconfigjson]`. In a private place,
-    /// what cannot be a key of a secret is not shown: it may be a value that slipped.
+    /// Like [`path_of`](NodeCursor::path_of), for keys that may hold dots: `data[.dockerconfigjson]`. In a private
+    /// place, what cannot be a key of a secret is not shown: it may be a value that slipped.
     fn path_of_key(&self, key: &str) -> String {
         let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         if self.private && !key.chars().all(is_name) {

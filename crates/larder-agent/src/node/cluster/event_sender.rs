@@ -36,8 +36,8 @@ impl EventCounters {
     }
 }
 
-/// Sends events until dropped. What the journal drops in the meantime because it is full is counted. `collects` is whether no
-/// other program collects images.
+/// Sends events until dropped. What the journal drops in the meantime because it is full is counted. `collects` is
+/// whether no other program collects images.
 pub(super) async fn send_events(
     cluster: &Cluster,
     counters: &EventCounters,
@@ -82,7 +82,8 @@ async fn send(sender: &mut NodeEvents, event: &Event) -> bool {
     retry(&RETRIES, &(), advice, attempt).await.is_ok()
 }
 
-/// Whether the cluster is to know of it. kubelet reports pulls of pods itself, and its own collections with the same reasons.
+/// Whether the cluster is to know of it. kubelet reports pulls of pods itself, and its own collections with the same
+/// reasons.
 fn is_for_cluster(event: &Event, collects: bool) -> bool {
     use EventReason::{
         BackendDown, BackendUp, FreeDiskSpaceFailed, ImageGcFailed, InvalidDiskCapacity, InvalidImageId,

@@ -47,8 +47,8 @@ const WRITE_RETRY: Duration = Duration::from_secs(60);
 /// How long a pull secret of a set serves while the API server is unavailable.
 const SECRETS_KNOWN_FOR: Duration = Duration::from_secs(24 * 3600);
 
-/// Looks after the images of image sets until dropped. Without larder's own identity there are none. `first` is released once
-/// those that are wanted at first were looked for.
+/// Looks after the images of image sets until dropped. Without larder's own identity there are none. `first` is
+/// released once those that are wanted at first were looked for.
 pub(in crate::node) async fn follow_image_sets(
     cluster: &NodeCluster,
     context: ImageSetContext,

@@ -5,8 +5,8 @@
 //! larder's identity   -> image sets, events
 //! ```
 //!
-//! Each identity has a [`Connection`] that says whether the API server answers. Nothing here fails when it does not: what
-//! is known continues.
+//! Each identity has a [`Connection`] that says whether the API server answers. Nothing here fails when it does not:
+//! what is known continues.
 
 #[cfg(not(feature = "kube"))]
 mod absent;

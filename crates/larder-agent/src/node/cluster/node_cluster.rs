@@ -45,8 +45,8 @@ impl ClusterIdentity {
 }
 
 impl NodeCluster {
-    /// The cluster of the settings; `None` if they name none. Connects to nothing yet. Reads files, and must be called within
-    /// a runtime.
+    /// The cluster of the settings; `None` if they name none. Connects to nothing yet. Reads files, and must be called
+    /// within a runtime.
     pub(crate) fn open(config: &Config) -> Result<Option<Arc<NodeCluster>>, Error> {
         let settings = &config.kubernetes;
         if !settings.enabled {
@@ -107,8 +107,8 @@ impl NodeCluster {
         Some(Arc::new(ClusterServiceAccounts::of(&node.cluster)))
     }
 
-    /// Sends events about the node until dropped, if larder has an identity for that. `collects` is whether no other program
-    /// collects images.
+    /// Sends events about the node until dropped, if larder has an identity for that. `collects` is whether no other
+    /// program collects images.
     pub(in crate::node) async fn send_events(&self, events: EventFollower, collects: impl Fn() -> bool) {
         if let Some(own) = &self.own {
             event_sender::send_events(&own.cluster, &self.events, events, collects).await;
@@ -129,7 +129,8 @@ impl NodeCluster {
         counts.map(states).unwrap_or_default()
     }
 
-    /// Waits until the lease of image sets is released, if this node held it when its tasks were dropped. Takes two seconds at most.
+    /// Waits until the lease of image sets is released, if this node held it when its tasks were dropped. Takes two
+    /// seconds at most.
     pub(crate) async fn wait_released(&self) {
         if let Some(own) = &self.own {
             own.cluster.wait_released().await;

@@ -11,8 +11,8 @@ use larder_kube::{BoundPod, PodImage};
 
 use crate::node::pods::desired::DesiredKey;
 
-/// How soon what a pod needs is read again after its first failure, and at most: as kubelet's back-off of pulls, but not as
-/// soon.
+/// How soon what a pod needs is read again after its first failure, and at most: as kubelet's back-off of pulls, but
+/// not as soon.
 const READ_AGAIN: Duration = Duration::from_secs(30);
 const MAX_READ_AGAIN: Duration = Duration::from_secs(300);
 
@@ -89,8 +89,8 @@ impl PodRequests {
         reads
     }
 
-    /// A pull of the pod failed, or its context could not be determined: the next read, if the pod is still bound and may need
-    /// one. Any number of failures before it ends have one read.
+    /// A pull of the pod failed, or its context could not be determined: the next read, if the pod is still bound and
+    /// may need one. Any number of failures before it ends have one read.
     pub(super) fn read_again(&mut self, key: &str) -> Option<ContextRead> {
         let entry = self.pods.get_mut(key)?;
         let may_differ = !entry.pod.pull_secrets.is_empty() || entry.context.is_none();
@@ -102,8 +102,8 @@ impl PodRequests {
         Some(entry.begin_read(after))
     }
 
-    /// The context of a pod was read; `None` if it could not be determined. Secrets in `kept` stay as they are known. Returns the
-    /// problems that are new.
+    /// The context of a pod was read; `None` if it could not be determined. Secrets in `kept` stay as they are known.
+    /// Returns the problems that are new.
     pub(super) fn set_context(
         &mut self,
         read: &ContextRead,

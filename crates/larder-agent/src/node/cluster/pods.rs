@@ -25,8 +25,8 @@ const SECRETS_SHARED_FOR: Duration = Duration::from_secs(5);
 /// Pods whose secrets wait to be read again; more are read after their next failure.
 const WAITING_PODS: usize = 1000;
 
-/// Ensures the images of the pods of the node until dropped. `first` is released once those of the first list have been looked
-/// for, or once the list has failed.
+/// Ensures the images of the pods of the node until dropped. `first` is released once those of the first list have been
+/// looked for, or once the list has failed.
 pub(in crate::node) async fn run_pods(
     cluster: &NodeCluster,
     identity: &ClusterIdentity,

@@ -1,5 +1,5 @@
-//! The leases of a node: larder's own, of ensures and of `larder lease`. Those of running pulls and of the runtime are not
-//! among them.
+//! The leases of a node: larder's own, of ensures and of `larder lease`. Those of running pulls and of the runtime are
+//! not among them.
 
 use std::collections::BTreeMap;
 
@@ -11,8 +11,8 @@ use super::Collection;
 use crate::error::Error;
 
 impl Collection {
-    /// Records that an image was ensured, for later GC processes. An image that was pulled is first seen now. The record is on
-    /// disk when this returns, unless it cannot be written, which is logged.
+    /// Records that an image was ensured, for later GC processes. An image that was pulled is first seen now. The
+    /// record is on disk when this returns, unless it cannot be written, which is logged.
     pub(crate) async fn note_ensured(&self, id: &ImageId, was_pulled: bool) {
         if !self.state.is_locked() {
             return;

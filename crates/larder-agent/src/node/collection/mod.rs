@@ -85,8 +85,8 @@ pub(crate) struct Collection {
 }
 
 impl Collection {
-    /// Reads the keep rules; if that fails, [`collector`](Collection::collector) returns the error. `builder` knows how to
-    /// ask the backend, and `store` is the backend if that is larder's own store.
+    /// Reads the keep rules; if that fails, [`collector`](Collection::collector) returns the error. `builder` knows how
+    /// to ask the backend, and `store` is the backend if that is larder's own store.
     pub(crate) fn build(
         settings: CollectionSettings,
         mut builder: CollectorBuilder,

@@ -44,8 +44,8 @@ impl Collection {
         self.observability.record(EventType::Normal, EventReason::Untagged, message);
     }
 
-    /// Records a removal: as an event, in the removal history, and by the end of its leases in their file. `pin` is what had
-    /// pinned the image.
+    /// Records a removal: as an event, in the removal history, and by the end of its leases in their file. `pin` is
+    /// what had pinned the image.
     pub(crate) async fn record_removal(
         &self,
         api: RequestApi,

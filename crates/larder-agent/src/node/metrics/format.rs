@@ -38,8 +38,8 @@ impl ExpositionFormat {
         }
     }
 
-    /// A page of `OpenMetrics` in this format. In the text format, the header lines of a counter name its samples, which end
-    /// in `_total`, and buckets have no exemplars.
+    /// A page of `OpenMetrics` in this format. In the text format, the header lines of a counter name its samples,
+    /// which end in `_total`, and buckets have no exemplars.
     pub(super) fn of_open_metrics(self, page: String) -> String {
         if self == ExpositionFormat::OpenMetrics {
             return page;

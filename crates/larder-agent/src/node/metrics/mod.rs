@@ -1,5 +1,5 @@
-//! The metrics of a node. Those that kubelet has are registered under kubelet's names, and served under larder's own unless
-//! a setting says otherwise.
+//! The metrics of a node. Those that kubelet has are registered under kubelet's names, and served under larder's own
+//! unless a setting says otherwise.
 //!
 //! Events are counted when they happen ([`NodeMetrics`]); state is read on each request ([`exposition`]).
 //! `metric_docs.rs` lists all metrics; the documentation is generated from it.
@@ -44,8 +44,8 @@ const PULL_SECONDS: [f64; 18] = [
 /// Kubelet's buckets of `kubelet_credential_provider_plugin_duration`.
 const PROVIDER_SECONDS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
-/// Kubelet's buckets of `kubelet_runtime_operations_duration_seconds`: 0.005, and each 2.5 times the one before, computed
-/// as kubelet does.
+/// Kubelet's buckets of `kubelet_runtime_operations_duration_seconds`: 0.005, and each 2.5 times the one before,
+/// computed as kubelet does.
 fn operation_seconds() -> impl Iterator<Item = f64> {
     std::iter::successors(Some(0.005), |seconds| Some(seconds * 2.5)).take(14)
 }

@@ -132,7 +132,8 @@ struct KubeletFamily {
     buckets: Vec<f64>,
 }
 
-/// Checks kubelet's families on a page with kubelet's names: name, type, labels and buckets, and that there are no others.
+/// Checks kubelet's families on a page with kubelet's names: name, type, labels and buckets, and that there are no
+/// others.
 fn assert_kubelet_families(page: &str) {
     let kubelet: KubeletFamilies = serde_json::from_str(include_str!("kubelet_families.json")).unwrap();
     let text = ExpositionFormat::Text.of_open_metrics(page.to_owned());

@@ -28,8 +28,8 @@ pub(crate) struct PullAccess {
 }
 
 impl PullAccess {
-    /// Opens records and hidden images in a state directory, if it is locked. `credentials` replace those of the settings
-    /// and of the process's user. `is_store`: the backend is larder's own store.
+    /// Opens records and hidden images in a state directory, if it is locked. `credentials` replace those of the
+    /// settings and of the process's user. `is_store`: the backend is larder's own store.
     pub(crate) fn open(
         config: &Config,
         state: &StateDir,
@@ -59,8 +59,9 @@ fn open_records(
     Ok(Some(Arc::new(records)))
 }
 
-/// Images that are fetched ahead of kubelet with credentials are hidden where kubelet asks larder for images. It sees those
-/// of larder's own store in no other way. What was hidden with earlier settings stays so, unless there is no kubelet.
+/// Images that are fetched ahead of kubelet with credentials are hidden where kubelet asks larder for images. It sees
+/// those of larder's own store in no other way. What was hidden with earlier settings stays so, unless there is no
+/// kubelet.
 fn prefetch_credentials(
     config: &Config,
     is_store: bool,
