@@ -30,8 +30,8 @@ pub struct BundleOptions {
     pub arguments: Vec<OsString>,
     /// larder's settings file, if there is one.
     pub settings_file: Option<PathBuf>,
-    /// The file to write; a name in the working directory by default. It must not exist. `-` is the standard output. With
-    /// the suffix `.tar` the archive is plain, else it is compressed with gzip.
+    /// The file to write; a name in the working directory by default. It must not exist. `-` is the standard output.
+    /// With the suffix `.tar` the archive is plain, else it is compressed with gzip.
     pub output: Option<PathBuf>,
     /// Time span of the log of the daemon's unit to include.
     pub since: Duration,
@@ -85,7 +85,8 @@ pub enum BundleError {
     Write(#[from] std::io::Error),
 }
 
-/// Collects all parts and writes the archive, with mode 0600. Ends within the time limit of the options and that of one part.
+/// Collects all parts and writes the archive, with mode 0600. Ends within the time limit of the options and that of one
+/// part.
 pub async fn write_bundle(options: BundleOptions) -> Result<Bundle, BundleError> {
     let now = Timestamp::now();
     let uname = rustix::system::uname();

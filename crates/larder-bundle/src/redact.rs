@@ -1,6 +1,7 @@
 //! Removes secrets from texts. Pure but for the secrets that variables of this process hold.
 //!
-//! Rather too much than too little: a value whose key sounds like a secret is removed whatever it is, unless it is a switch.
+//! Rather too much than too little: a value whose key sounds like a secret is removed whatever it is, unless it is a
+//! switch.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -188,8 +189,8 @@ fn without_collections(text: &str) -> String {
     clean
 }
 
-/// The length of the list or object at the beginning of a text. One that begins with text on its line, as in a log, ends there
-/// at the latest; one that does not end is as long as the text: rather too much is hidden than too little.
+/// The length of the list or object at the beginning of a text. One that begins with text on its line, as in a log,
+/// ends there at the latest; one that does not end is as long as the text: rather too much is hidden than too little.
 fn collection_length(text: &str) -> usize {
     let line = text.find('\n').unwrap_or(text.len());
     let text = if text[1..line].trim().is_empty() { text } else { &text[..line] };

@@ -1,9 +1,9 @@
 //! SIGINT and SIGTERM, watched by a thread of their own.
 //!
 //! The thread of the command may block in a write to a full pipe. A command that does not
-//! [handle](InterruptSignals::handle) interrupts ends at once, unless calls of other commands are in progress in it. One
-//! that does has [`GRACE`] to end, and longer while calls of other commands are in progress, which is noted on standard
-//! error. A second signal ends any command at once. The exit code is that of [`CommandOutcome::Interrupted`].
+//! [handle](InterruptSignals::handle) interrupts ends at once, unless calls of other commands are in progress in it.
+//! One that does has [`GRACE`] to end, and longer while calls of other commands are in progress, which is noted on
+//! standard error. A second signal ends any command at once. The exit code is that of [`CommandOutcome::Interrupted`].
 
 use std::io::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};

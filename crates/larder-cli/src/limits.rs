@@ -14,7 +14,8 @@ pub(crate) fn raise_open_files() {
     }
 }
 
-/// Disables core dumps, and debuggers of users other than root: the memory of this process contains passwords and tokens.
+/// Disables core dumps, and debuggers of users other than root: the memory of this process contains passwords and
+/// tokens.
 pub(crate) fn forbid_core_files() {
     if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
         tracing::warn!("cannot disable core dumps, which may contain passwords: {error}");

@@ -1,7 +1,7 @@
 //! The `larder` command: makes images present on a node, lists, inspects and removes them.
 //!
-//! Each command is a file or directory in `commands/`. What all of them share: `args` (what was typed), `session` (the way to the
-//! images), `interrupt` (signals), `printer` and `output` (what is printed), `exit` (how it ended).
+//! Each command is a file or directory in `commands/`. What all of them share: `args` (what was typed), `session` (the
+//! way to the images), `interrupt` (signals), `printer` and `output` (what is printed), `exit` (how it ended).
 
 mod args;
 mod commands;

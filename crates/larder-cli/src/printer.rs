@@ -1,7 +1,7 @@
 //! Output of commands: results on standard output, everything else on standard error.
 //!
-//! Live progress is below all of it. A closed pipe is a success without a message; any other write error is reported once, at
-//! the end. Control characters in text from registries and files reach a terminal only in escaped form.
+//! Live progress is below all of it. A closed pipe is a success without a message; any other write error is reported
+//! once, at the end. Control characters in text from registries and files reach a terminal only in escaped form.
 
 use std::fmt::{self, Write as _};
 use std::io::{self, IsTerminal as _, Write};

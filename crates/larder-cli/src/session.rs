@@ -7,8 +7,9 @@
 //!                                                      \-> no process does: a node in this one, served to later commands
 //! ```
 //!
-//! Two waits surround that. `open_images` waits, up to `--timeout`, for another process that has the images open and does not
-//! serve them: it starts, or it ends. For a pull, `open` also waits, up to `--retry-for`, for a backend that answers.
+//! Two waits surround that. `open_images` waits, up to `--timeout`, for another process that has the images open and
+//! does not serve them: it starts, or it ends. For a pull, `open` also waits, up to `--retry-for`, for a backend that
+//! answers.
 
 mod access;
 mod exclusive;
@@ -185,7 +186,8 @@ impl CommandSession {
         retry(&policy, &notes, advice, open_answering).await
     }
 
-    /// Opens images to list them. Returns `None`, after a note, where nothing has been pulled yet into the default store.
+    /// Opens images to list them. Returns `None`, after a note, where nothing has been pulled yet into the default
+    /// store.
     pub(crate) async fn open_to_list(&self, access: &ImageAccess) -> Result<Option<Client>, Failure> {
         let error = match self.open(access).await {
             Ok(client) => return Ok(Some(client)),

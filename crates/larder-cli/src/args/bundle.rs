@@ -8,11 +8,12 @@ use std::time::Duration;
 use super::daemon::with_unit;
 use clap::Args;
 
-/// Write one archive about this node for a bug report: settings, status, GC plan and journal, events, metrics, log, versions.
+/// Write one archive about this node for a bug report: settings, status, GC plan and journal, events, metrics, log,
+/// versions.
 ///
-/// Contains no credentials: files that may hold some are not read, and secrets in texts are replaced by ****. README.md in the
-/// archive lists the files and what is left out. A part that fails is a file with its error. Works without a daemon, and ends
-/// within about a minute if one hangs.
+/// Contains no credentials: files that may hold some are not read, and secrets in texts are replaced by ****. README.md
+/// in the archive lists the files and what is left out. A part that fails is a file with its error. Works without a
+/// daemon, and ends within about a minute if one hangs.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder bundle

@@ -18,10 +18,10 @@ use crate::output::PrintFormat;
 /// Run one garbage collection (GC) round: remove unused images, untagged ones first, then the least recently used.
 ///
 /// If the usage of the image filesystem is at or above the high threshold, GC removes unused images until it is at the
-/// low threshold, and measures the filesystem after each removal. Before any image, it reclaims what failed and interrupted
-/// pulls left, unless a later pull can use it and no space is needed. A layer that several images share counts once, for
-/// the image that is removed last. With each goal, GC retains images that are in use, pinned, leased, kept by a rule
-/// (larder keep) or younger than the minimum age (2m by default).
+/// low threshold, and measures the filesystem after each removal. Before any image, it reclaims what failed and
+/// interrupted pulls left, unless a later pull can use it and no space is needed. A layer that several images share
+/// counts once, for the image that is removed last. With each goal, GC retains images that are in use, pinned, leased,
+/// kept by a rule (larder keep) or younger than the minimum age (2m by default).
 ///
 /// The flags have the names of kubelet's; its configuration file calls them imageGCHighThresholdPercent,
 /// imageGCLowThresholdPercent, imageMinimumGCAge and imageMaximumGCAge.
@@ -55,8 +55,8 @@ pub(crate) struct GcArgs {
     #[arg(long)]
     pub(crate) all_unused: bool,
 
-    /// Remove only what failed and interrupted pulls left: downloads that could be resumed, and layers without an image.
-    /// Removes no image, and nothing that a running pull uses. Requires larder's own store.
+    /// Remove only what failed and interrupted pulls left: downloads that could be resumed, and layers without an
+    /// image. Removes no image, and nothing that a running pull uses. Requires larder's own store.
     #[arg(long, conflicts_with_all = ["free", "all_unused"])]
     pub(crate) failed_pulls: bool,
 
@@ -185,8 +185,8 @@ pub(crate) enum ExplainSubcommand {
 
 /// List the credentials for an image and where they were found, and test them against each host that serves the image.
 ///
-/// Finds credentials as larder ensure does and sends them to the registry in the same order, until one is accepted. Each
-/// host gets one request for the manifest; nothing is fetched, and no password or token is printed.
+/// Finds credentials as larder ensure does and sends them to the registry in the same order, until one is accepted.
+/// Each host gets one request for the manifest; nothing is fetched, and no password or token is printed.
 ///
 /// The test always runs in this command, with the credentials of its user and the hosts of --certs-d, even if a daemon
 /// or a runtime does the pulls. A daemon also uses the docker config of its own user.
@@ -251,8 +251,8 @@ pub(crate) struct GcLogArgs {
 
 /// Remove dangling images: unused images that have no tag, such as those whose tag moved to another image.
 ///
-/// Asks first. Retains images that are in use, pinned, kept by a rule, or leased by larder lease or the prefetch list; not
-/// those that were pulled just now.
+/// Asks first. Retains images that are in use, pinned, kept by a rule, or leased by larder lease or the prefetch list;
+/// not those that were pulled just now.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder prune

@@ -12,8 +12,8 @@ use crate::output::DataFormat;
 
 /// Print the effective settings of larder serve, and the source of each.
 ///
-/// Prints a settings file in which a comment names the source of each setting: default, file and line, flag or variable.
-/// Later sources override earlier ones: kubelet's file, larder's file, LARDER_BACKEND, flags.
+/// Prints a settings file in which a comment names the source of each setting: default, file and line, flag or
+/// variable. Later sources override earlier ones: kubelet's file, larder's file, LARDER_BACKEND, flags.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder config > config.yaml                     a file to start from

@@ -26,8 +26,8 @@ pub(crate) enum ContainerdSubcommand {
 
 /// Print, make, check or take back the change of containerd's configuration.
 ///
-/// Prints the change for the containerd that runs or is installed, and writes nothing without --apply or --undo. Never restarts
-/// containerd.
+/// Prints the change for the containerd that runs or is installed, and writes nothing without --apply or --undo. Never
+/// restarts containerd.
 #[allow(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -63,8 +63,8 @@ pub(crate) struct ConfigureArgs {
     #[arg(long, value_name = "FILE", default_value = DEFAULT_CONFIG)]
     pub(crate) config: PathBuf,
 
-    /// Program or socket of containerd [default: containerd.socket of the settings, /run/containerd/containerd.sock, containerd on
-    /// $PATH].
+    /// Program or socket of containerd [default: containerd.socket of the settings, /run/containerd/containerd.sock,
+    /// containerd on $PATH].
     #[arg(long, value_name = "PATH")]
     pub(crate) containerd: Option<String>,
 

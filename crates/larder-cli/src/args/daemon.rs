@@ -82,7 +82,8 @@ impl EventsSince {
 
 /// Reload the daemon's settings, as SIGHUP does.
 ///
-/// All changes take effect, or none: if one requires a restart, the others wait for it. Invalid settings change nothing.
+/// All changes take effect, or none: if one requires a restart, the others wait for it. Invalid settings change
+/// nothing.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder reload

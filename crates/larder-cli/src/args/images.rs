@@ -98,9 +98,9 @@ pub(crate) struct ExistsArgs {
 
 /// Remove names of images, and each image with its last name.
 ///
-/// A name removes itself only, and means latest if it has no tag; an ID, from four digits, stands for the image, which then
-/// needs --force if it has several names. Over CRI a runtime removes all names of an image at once: larder
-/// refuses unless all of its tags are given, or with --force.
+/// A name removes itself only, and means latest if it has no tag; an ID, from four digits, stands for the image, which
+/// then needs --force if it has several names. Over CRI a runtime removes all names of an image at once: larder refuses
+/// unless all of its tags are given, or with --force.
 #[derive(Debug, Args)]
 #[command(
     visible_alias = "rmi",
@@ -121,8 +121,8 @@ pub(crate) struct RmArgs {
     #[arg(long)]
     pub(crate) ignore_not_found: bool,
 
-    /// Also remove images that containers use, and images that have other names. A mount from larder's own store remains
-    /// until it is unmounted. Docker never removes the image of a container.
+    /// Also remove images that containers use, and images that have other names. A mount from larder's own store
+    /// remains until it is unmounted. Docker never removes the image of a container.
     #[arg(short, long)]
     pub(crate) force: bool,
 

@@ -115,8 +115,8 @@ pub(crate) struct GlobalFlags {
     /// Engine, "podman" for Podman, or the socket of a runtime, such as unix:///run/containerd/containerd.sock
     /// [env: LARDER_BACKEND] [default: backend of the settings, store].
     ///
-    /// "cri" uses $CONTAINER_RUNTIME_ENDPOINT and $IMAGE_SERVICE_ENDPOINT, as crictl does, else the first default socket
-    /// of a runtime that answers (containerd, CRI-O, cri-dockerd, k3s). "docker" uses $DOCKER_HOST (with
+    /// "cri" uses $CONTAINER_RUNTIME_ENDPOINT and $IMAGE_SERVICE_ENDPOINT, as crictl does, else the first default
+    /// socket of a runtime that answers (containerd, CRI-O, cri-dockerd, k3s). "docker" uses $DOCKER_HOST (with
     /// $DOCKER_TLS_VERIFY and $DOCKER_CERT_PATH, as docker does), else /var/run/docker.sock; docker:///path/to.sock and
     /// docker://HOST:PORT name another engine. "podman" uses $CONTAINER_HOST, else the socket of this user's or of
     /// root's podman.socket. load, save, export, mount, mounts, umount and fsck work on larder's own store only and
@@ -137,7 +137,8 @@ pub(crate) struct GlobalFlags {
 
     /// Directory with mirrors, CA certificates and client certificates of registries, for larder's own store: in
     /// containerd's certs.d format, with HOST/hosts.toml or Docker's certificates for each registry
-    /// [default: /etc/containerd/certs.d, then /etc/docker/certs.d; without root, ~/.config/larder/certs.d before them].
+    /// [default: /etc/containerd/certs.d, then /etc/docker/certs.d; without root, ~/.config/larder/certs.d before
+    /// them].
     ///
     /// If given, no other directory is read. A runtime has its own configuration.
     #[arg(long, global = true, value_name = "DIR")]
@@ -155,8 +156,8 @@ pub(crate) struct GlobalFlags {
     #[arg(long, global = true, value_name = "SOCKET")]
     pub(crate) daemon: Option<String>,
 
-    /// Timeout of one call to the runtime, such as 30s or 5m; a bare number is seconds. Of pulls, the time limit for each
-    /// image, unless --pull-timeout is given [default: 2m, and 5s to connect; none for pulls].
+    /// Timeout of one call to the runtime, such as 30s or 5m; a bare number is seconds. Of pulls, the time limit for
+    /// each image, unless --pull-timeout is given [default: 2m, and 5s to connect; none for pulls].
     #[arg(long, global = true, value_name = "DURATION", value_parser = timeout, allow_hyphen_values = true)]
     pub(crate) timeout: Option<Duration>,
 
@@ -275,9 +276,9 @@ impl Command {
 
 /// Try larder in a temporary directory, without root, network or container runtime.
 ///
-/// Starts a registry on loopback and runs larder's own commands against it: pull, list, pull again, disk usage, find and
-/// repair a damaged file, explain, collect. Each step is verified against the registry's log and the files on disk. Takes a few
-/// seconds and 50 MB, and removes everything at the end.
+/// Starts a registry on loopback and runs larder's own commands against it: pull, list, pull again, disk usage, find
+/// and repair a damaged file, explain, collect. Each step is verified against the registry's log and the files on disk.
+/// Takes a few seconds and 50 MB, and removes everything at the end.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder demo

@@ -14,8 +14,8 @@ use crate::failure::Failure;
 pub(crate) struct PlatformFlag {
     /// Platform of the images, such as linux/arm64.
     ///
-    /// OS[/ARCHITECTURE[/VARIANT]]; a single image for another platform is NAME#OS/ARCHITECTURE. In larder's own store only.
-    /// [default: the platform of this machine].
+    /// OS[/ARCHITECTURE[/VARIANT]]; a single image for another platform is NAME#OS/ARCHITECTURE. In larder's own store
+    /// only. [default: the platform of this machine].
     #[arg(long, value_name = "PLATFORM", value_parser = Platform::parse_short)]
     pub(crate) platform: Option<Platform>,
 }

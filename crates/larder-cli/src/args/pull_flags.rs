@@ -223,8 +223,8 @@ pub(crate) struct PullFlags {
     #[arg(long, value_name = "N", value_parser = whole_number, allow_negative_numbers = true, hide_short_help = true)]
     pub(crate) registry_burst: Option<u32>,
 
-    /// Pull as kubelet does by default: one pull at a time; a separate pull for each container; pulls over the limit fail
-    /// instead of waiting; back-off applies even if a pod has another secret; identity and registry tokens in pull
+    /// Pull as kubelet does by default: one pull at a time; a separate pull for each container; pulls over the limit
+    /// fail instead of waiting; back-off applies even if a pod has another secret; identity and registry tokens in pull
     /// secrets and docker configs are ignored; credential helpers do not run. The flags above override it.
     #[arg(long, hide_short_help = true)]
     pub(crate) kubelet: bool,

@@ -22,7 +22,8 @@ use crate::output::{DataFormat, PrintFormat};
 
 Exit code: 0 all loaded, 1 some failed, 2 not an image, 3 cannot open the store.")]
 pub(crate) struct LoadArgs {
-    /// Archives, directories with an OCI layout or of skopeo, or - for standard input, which is read if no file is given.
+    /// Archives, directories with an OCI layout or of skopeo, or - for standard input, which is read if no file is
+    /// given.
     #[arg(value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
 
@@ -74,8 +75,8 @@ pub(crate) struct ExportArgs {
     #[arg(long, value_enum, default_value_t, value_name = "FORMAT", conflicts_with = "to")]
     pub(crate) format: ExportFormat,
 
-    /// Write the files below this directory, which must be empty or not exist. Without root, they belong to the current user,
-    /// and have no set-user-ID and set-group-ID bits.
+    /// Write the files below this directory, which must be empty or not exist. Without root, they belong to the current
+    /// user, and have no set-user-ID and set-group-ID bits.
     #[arg(long, value_name = "DIR")]
     pub(crate) to: Option<PathBuf>,
 
@@ -97,9 +98,9 @@ pub(crate) enum ExportFormat {
 
 /// Save images of larder's own store to an archive, for larder load, docker load, podman load and skopeo.
 ///
-/// The archive is an OCI layout. Images have the IDs that they had; layers are uncompressed. larder load gives an image the
-/// name and digest by which it was saved; to other programs it has another digest. An existing file is replaced once the archive
-/// is complete.
+/// The archive is an OCI layout. Images have the IDs that they had; layers are uncompressed. larder load gives an image
+/// the name and digest by which it was saved; to other programs it has another digest. An existing file is replaced
+/// once the archive is complete.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder save -o app.tar app:1
@@ -122,8 +123,8 @@ pub(crate) struct SaveArgs {
 
 /// Mount the root filesystem of an image in larder's own store.
 ///
-/// For microVMs, chroots, image volumes and build jobs. A mounted image is in use: GC retains it. Requires root. Prints the
-/// directory; without any argument, lists the mounts.
+/// For microVMs, chroots, image volumes and build jobs. A mounted image is in use: GC retains it. Requires root. Prints
+/// the directory; without any argument, lists the mounts.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder mount busybox:1.36 /mnt
@@ -150,8 +151,8 @@ pub(crate) struct MountArgs {
 /// Attributes of an image that could make its users root of this machine.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct HonoredArgs {
-    /// Honor set-user-ID and set-group-ID bits and file capabilities of the image. Without this flag, they have no effect: any
-    /// user who can reach the files could run the image's programs as root.
+    /// Honor set-user-ID and set-group-ID bits and file capabilities of the image. Without this flag, they have no
+    /// effect: any user who can reach the files could run the image's programs as root.
     #[arg(long)]
     pub(crate) suid: bool,
 

@@ -6,8 +6,8 @@ use larder::suggestions::nearest;
 const SUGGESTED: [ContextKind; 3] =
     [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg, ContextKind::SuggestedValue];
 
-/// Leaves out suggestions that are not similar to the word: clap compares the letters that two words have in common, and
-/// offers `lease` for `clean`.
+/// Leaves out suggestions that are not similar to the word: clap compares the letters that two words have in common,
+/// and offers `lease` for `clean`.
 pub(super) fn retain_similar(mut usage: clap::Error) -> clap::Error {
     let text = |kind| match usage.get(kind) {
         Some(ContextValue::String(text)) => Some(text.clone()),

@@ -1,5 +1,5 @@
-//! `larder export` and `larder save`: images out of larder's own store. The node sends an archive; a directory or an EROFS
-//! image is made of it here, with the rights of the user.
+//! `larder export` and `larder save`: images out of larder's own store. The node sends an archive; a directory or an
+//! EROFS image is made of it here, with the rights of the user.
 
 mod empty_directory;
 
@@ -64,8 +64,8 @@ pub(super) async fn save(
     Ok(saved)
 }
 
-/// Fails where a file is named, as for `docker save`, and a directory would be written, or an archive where the name says
-/// EROFS.
+/// Fails where a file is named, as for `docker save`, and a directory would be written, or an archive where the name
+/// says EROFS.
 fn check_suffix(args: &ExportArgs) -> Result<(), Failure> {
     let image = args.image.to_string();
     let export = |more: &[&str]| {

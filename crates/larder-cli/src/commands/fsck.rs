@@ -74,8 +74,8 @@ fn print(report: &FsckReport, out: &Printer) {
     }
 }
 
-/// Pulls incomplete images by digest, since a tag may have moved; only missing content is fetched. Returns the images that
-/// are still incomplete.
+/// Pulls incomplete images by digest, since a tag may have moved; only missing content is fetched. Returns the images
+/// that are still incomplete.
 async fn refetch(
     store: &OfflineStore,
     args: &FsckArgs,

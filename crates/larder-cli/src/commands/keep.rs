@@ -14,7 +14,8 @@ use crate::output::table::TextTable;
 use crate::output::{self, PrintFormat};
 use crate::session::{CommandSession, ImageAccess};
 
-/// A rule in force, and where the settings have it, such as `/etc/larder/config.yaml:12`; `None` for one of `larder keep`.
+/// A rule in force, and where the settings have it, such as `/etc/larder/config.yaml:12`; `None` for one of `larder
+/// keep`.
 #[derive(PartialEq)]
 struct ListedRule {
     rule: KeepRule,

@@ -1,5 +1,5 @@
-//! The commands, a file or directory each, beside what several of them share. Most take their arguments and a session, ask
-//! the control API, and print the answer.
+//! The commands, a file or directory each, beside what several of them share. Most take their arguments and a session,
+//! ask the control API, and print the answer.
 
 mod bundle;
 mod completions;
@@ -196,8 +196,8 @@ async fn dispatch(
     }
 }
 
-/// The command's own work is done on this thread, which may block in a write to a pipe. What it serves to other commands
-/// has another one, and so have signals.
+/// The command's own work is done on this thread, which may block in a write to a pipe. What it serves to other
+/// commands has another one, and so have signals.
 fn block_on(
     command: impl AsyncFnOnce(InterruptSignals) -> Result<CommandOutcome, Failure>,
 ) -> Result<CommandOutcome, Failure> {

@@ -130,7 +130,8 @@ async fn mounted_image(named: &Path, client: &Client) -> Result<Option<String>, 
     }
 }
 
-/// Whether the text is the mounted image's name, the end of it at a slash, with or without the tag, or the start of its ID.
+/// Whether the text is the mounted image's name, the end of it at a slash, with or without the tag, or the start of its
+/// ID.
 fn is_image(text: &str, mount: &Mount) -> bool {
     let repository = mount.image.rsplit_once(':').map_or(mount.image.as_str(), |(repository, _)| repository);
     let ends =

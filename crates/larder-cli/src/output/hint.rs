@@ -2,8 +2,8 @@
 
 use larder::hint::{Hint, HintPart};
 
-/// The hint in words. These flags, which say where images are, are added to each command that does not say so itself and
-/// works on images: a login does not.
+/// The hint in words. These flags, which say where images are, are added to each command that does not say so itself
+/// and works on images: a login does not.
 pub(crate) fn carrying(given: &str, hint: &Hint) -> String {
     let parts = hint.parts().iter().enumerate();
     parts

@@ -175,8 +175,8 @@ fn size_of_terminal() -> (usize, usize) {
 }
 
 /// Returns the lines to draw: a row for each image at its place, with reasons to wait and layers below it as far as
-/// there is room; then the sum. All of it fits: at most half of the rows, so that events stay in sight, and no line that would
-/// wrap.
+/// there is room; then the sum. All of it fits: at most half of the rows, so that events stay in sight, and no line
+/// that would wrap.
 fn lines(
     places: &mut RowPlaces,
     pulls: &[PullStatus],
@@ -336,8 +336,8 @@ fn is_active(layer: &LayerProgress) -> bool {
     matches!(layer.phase, LayerPhase::Fetching | LayerPhase::Unpacking | LayerPhase::FetchedByOtherPull)
 }
 
-/// One layer: the beginning of its digest, phase, how much, how fast; what it waits for is on further lines if it does not
-/// fit.
+/// One layer: the beginning of its digest, phase, how much, how fast; what it waits for is on further lines if it does
+/// not fit.
 fn layer_lines(layer: &LayerProgress, wait: Option<&str>, columns: usize) -> Vec<String> {
     let digest: String = layer.digest.as_str().chars().take("sha256:".len() + 12).collect();
     let mut text = format!("  {digest}   {}", layer.phase);

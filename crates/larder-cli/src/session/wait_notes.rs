@@ -8,7 +8,8 @@ use tokio::time::{self, Instant};
 
 use crate::printer::Printer;
 
-/// The clock of a retry that prints a note: the first time after `after`, and again for another text if `follows_changes`.
+/// The clock of a retry that prints a note: the first time after `after`, and again for another text if
+/// `follows_changes`.
 pub(super) struct WaitNotes<'a, F> {
     out: &'a Printer,
     started: Instant,

@@ -1,4 +1,5 @@
-//! `larder ensure --dry-run` on larder's own store: what it prints, what it asks of a registry, and that nothing changes.
+//! `larder ensure --dry-run` on larder's own store: what it prints, what it asks of a registry, and that nothing
+//! changes.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -45,7 +46,8 @@ impl DryRunFixture {
         fs_err::write(self.home.path().join(".docker/config.json"), login.to_string()).unwrap();
     }
 
-    /// Leases, pull records, the history and the rules, and the images. The use of images is noted by all that lists them.
+    /// Leases, pull records, the history and the rules, and the images. The use of images is noted by all that lists
+    /// them.
     fn state(&self) -> (BTreeMap<String, Vec<u8>>, String) {
         let mut files = BTreeMap::new();
         read_files(&self.home.path().join("store/collect"), &mut files);

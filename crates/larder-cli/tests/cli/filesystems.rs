@@ -1,4 +1,5 @@
-//! A runtime that keeps images and writable layers of containers on separate filesystems, as with `KubeletSeparateDiskGC`.
+//! A runtime that keeps images and writable layers of containers on separate filesystems, as with
+//! `KubeletSeparateDiskGC`.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;

@@ -1,5 +1,5 @@
-//! Who may use an image that another pod's credentials brought, what is shown to a registry with a password in which order,
-//! and what happens when that password changes: on real backends.
+//! Who may use an image that another pod's credentials brought, what is shown to a registry with a password in which
+//! order, and what happens when that password changes: on real backends.
 
 use std::time::Duration;
 

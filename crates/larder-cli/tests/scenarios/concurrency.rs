@@ -5,7 +5,8 @@ use larder_testkit_peers::{ImageBuilder, RegistryOptions};
 
 use crate::world::{RuntimeFixture, pod};
 
-/// Number of requests for the tag. containerd resolves it with HEAD and fetches by digest, larder's store fetches at once.
+/// Number of requests for the tag. containerd resolves it with HEAD and fetches by digest, larder's store fetches at
+/// once.
 fn lookups(world: &RuntimeFixture) -> usize {
     world.pull_requests().iter().filter(|request| request.path.ends_with("/manifests/1")).count()
 }

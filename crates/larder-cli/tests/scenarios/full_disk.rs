@@ -1,4 +1,5 @@
-//! A disk without a free byte or inode: removing images must work, since nothing else makes room, and saving them elsewhere.
+//! A disk without a free byte or inode: removing images must work, since nothing else makes room, and saving them
+//! elsewhere.
 
 use std::io::Write as _;
 use std::path::Path;

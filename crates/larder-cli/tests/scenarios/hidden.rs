@@ -1,4 +1,5 @@
-//! Images that larder fetches with credentials before kubelet asks: kubelet does not see them until its own pull succeeds.
+//! Images that larder fetches with credentials before kubelet asks: kubelet does not see them until its own pull
+//! succeeds.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! Nothing that the daemon and its clients produce holds a secret: secrets are planted everywhere, and looked for everywhere.
+//! Nothing that the daemon and its clients produce holds a secret: secrets are planted everywhere, and looked for
+//! everywhere.
 
 use std::io::Read as _;
 use std::os::unix::fs::PermissionsExt as _;

@@ -1,7 +1,8 @@
-//! The index is damaged by bit, page and length, and larder's commands are run on it: none may end by a signal or a panic,
-//! show other images than before, or remove a layer, and a check must name the next step.
+//! The index is damaged by bit, page and length, and larder's commands are run on it: none may end by a signal or a
+//! panic, show other images than before, or remove a layer, and a check must name the next step.
 //!
-//! `LARDER_DAMAGE=CASES` and `LARDER_DAMAGE_SEED=NUMBER` try more, or others; `--nocapture` prints what came of each class.
+//! `LARDER_DAMAGE=CASES` and `LARDER_DAMAGE_SEED=NUMBER` try more, or others; `--nocapture` prints what came of each
+//! class.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -177,8 +177,8 @@ impl KillMachine {
     }
 }
 
-/// A directory that needs no disk, where there is one: a killed process loses nothing that it gave to the kernel, and to
-/// sync a busy disk some hundred times would take minutes.
+/// A directory that needs no disk, where there is one: a killed process loses nothing that it gave to the kernel, and
+/// to sync a busy disk some hundred times would take minutes.
 fn in_memory() -> TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }

@@ -1,4 +1,5 @@
-//! containerd with its snapshots in larder's store: `ctr` and CRI pull, run and remove as with containerd's own snapshotter.
+//! containerd with its snapshots in larder's store: `ctr` and CRI pull, run and remove as with containerd's own
+//! snapshotter.
 
 mod fetches;
 mod hides;

@@ -33,7 +33,8 @@ impl<'a> TimedCommand<'a> {
         begin.elapsed()
     }
 
-    /// Fails unless it still takes as long, and a little. What waits is late each time; one slow run may be the machine's.
+    /// Fails unless it still takes as long, and a little. What waits is late each time; one slow run may be the
+    /// machine's.
     #[track_caller]
     pub(crate) fn assert_as_quick(&self) {
         let mut quickest = Duration::MAX;

@@ -139,8 +139,8 @@ impl RuntimeFixture {
         }
     }
 
-    /// Requests of pulls at the registry. In front of containerd on a nearly full disk, larder requests more, for the sizes of
-    /// images.
+    /// Requests of pulls at the registry. In front of containerd on a nearly full disk, larder requests more, for the
+    /// sizes of images.
     pub(crate) fn pull_requests(&self) -> Vec<AccessLogLine> {
         let is_of_pull =
             |request: &AccessLogLine| !(self.has_containerd() && request.user_agent.starts_with("larder"));

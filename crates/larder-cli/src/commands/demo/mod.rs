@@ -5,8 +5,8 @@
 //! ```
 //!
 //! Promises: each command is run as a user's would be; what is said of it was measured; a step that does not hold ends
-//! the demo with an error that names it; the directory is gone in the end, also after a failure and an interrupt. After a
-//! second interrupt, or when the demo is killed, the next one removes it.
+//! the demo with an error that names it; the directory is gone in the end, also after a failure and an interrupt. After
+//! a second interrupt, or when the demo is killed, the next one removes it.
 
 mod images;
 mod registry;

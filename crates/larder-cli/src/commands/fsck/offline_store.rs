@@ -28,8 +28,8 @@ impl OfflineStore {
         Ok(rebuilt.map_err(|error| open_error(&error))?.1)
     }
 
-    /// Opens the store, which must exist. A damaged database is a failure, not a store that is unavailable; with `repair` it
-    /// is rebuilt. Without, nothing is changed.
+    /// Opens the store, which must exist. A damaged database is a failure, not a store that is unavailable; with
+    /// `repair` it is rebuilt. Without, nothing is changed.
     pub(crate) fn open(config: &Config, repair: bool) -> Result<OfflineStore, NodeOpenError> {
         let mode = if repair { OpenMode::Existing } else { OpenMode::Check };
         let backend = store_backend(config, mode).map_err(|error| match &error {

@@ -213,8 +213,8 @@ impl ImageTableRow {
         }
     }
 
-    /// Whether repository or repository:tag fits, in full or as docker shortens it; without wildcards also their ends at a
-    /// slash, and the start of the ID.
+    /// Whether repository or repository:tag fits, in full or as docker shortens it; without wildcards also their ends
+    /// at a slash, and the start of the ID.
     fn fits(&self, pattern: &str) -> bool {
         let plain = !pattern.contains(['*', '?']);
         let short = Reference::parse(&self.repository).map(|name| name.familiar().to_owned()).ok();

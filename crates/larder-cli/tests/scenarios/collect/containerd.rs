@@ -146,8 +146,8 @@ fn what_others_use_in_containerd_is_neither_promised_nor_removed() {
     let chain = chain.split_whitespace().next().unwrap();
     ctr("k8s.io", &["leases", "create", "--expires", "0", "--id", "build", "containerd.io/gc.flat=true"]);
     containerd.add_to_lease("k8s.io", "build", "snapshots/overlayfs", chain).unwrap();
-    // With everything that its manifest references; and a lease that expires, later than it gets its resource: containerd
-    // removes expired leases at any time.
+    // With everything that its manifest references; and a lease that expires, later than it gets its resource:
+    // containerd removes expired leases at any time.
     let life = Duration::from_secs(4);
     for (image, expires) in [("leased:1", Duration::ZERO), ("expired:1", life)] {
         let (_, layout) = pull(image);

@@ -225,8 +225,8 @@ fn gc<'a>(more: &[&'a str]) -> Vec<&'a str> {
     arguments
 }
 
-/// Kills rounds that would remove the twelve images that `load` makes present, after some removals each, counted in their
-/// journal: order and ages are kept.
+/// Kills rounds that would remove the twelve images that `load` makes present, after some removals each, counted in
+/// their journal: order and ages are kept.
 #[track_caller]
 fn killed_rounds_change_nothing(journal: &Path, load: impl Fn(), command: impl Fn(&[&str]) -> Command) {
     let all = ["gc", "--all-unused", "--force", "--minimum-image-ttl-duration=0", "-o", "json"];

@@ -37,7 +37,8 @@ impl DaemonComparison {
     }
 }
 
-/// A text without what differs from run to run: numbers, times and sizes, widths of columns, the directory of the store.
+/// A text without what differs from run to run: numbers, times and sizes, widths of columns, the directory of the
+/// store.
 ///
 /// Lines are sorted: of two images that are ensured at once, either may be reported first.
 fn plain(text: &str, root: &Path) -> Vec<String> {

@@ -73,7 +73,8 @@ async fn ask(socket: PathBuf, image: String, is_killed: bool, stop: Arc<AtomicBo
     longest
 }
 
-/// Replaces a daemon, ended by this signal, while a pull of another image is held. Returns the longest time to an answer.
+/// Replaces a daemon, ended by this signal, while a pull of another image is held. Returns the longest time to an
+/// answer.
 fn replace(
     signal: Signal,
     start: impl Fn(&RuntimeFixture, &Path) -> LarderProcess,

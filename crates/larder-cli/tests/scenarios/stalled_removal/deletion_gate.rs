@@ -50,8 +50,8 @@ impl DeletionGate {
         Some(DeletionGate { shared, thread: Some(thread) })
     }
 
-    /// Blocks the next process that opens a directory for deletion. The deletion of a layer is one call of the system, which
-    /// cannot be held, so there is a directory that is deleted before it.
+    /// Blocks the next process that opens a directory for deletion. The deletion of a layer is one call of the system,
+    /// which cannot be held, so there is a directory that is deleted before it.
     pub(super) fn hold(&self) {
         // It comes into the trash whole: the daemon may be emptying it.
         let made = self.shared.trash.with_file_name("to-hold");

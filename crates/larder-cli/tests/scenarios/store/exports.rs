@@ -16,7 +16,8 @@ impl MachineWithoutRuntime {
         self.home.path().join(name).display().to_string()
     }
 
-    /// Pushes an index, as most public images have one, of manifests with these tags, each for an architecture if one is given.
+    /// Pushes an index, as most public images have one, of manifests with these tags, each for an architecture if one
+    /// is given.
     pub(super) fn push_index(&self, repository: &str, tag: &str, manifests: &[(&str, Option<&str>)]) {
         let url = |tag: &str| format!("http://{}/v2/{repository}/manifests/{tag}", self.registry.address());
         let (manifest, index) =

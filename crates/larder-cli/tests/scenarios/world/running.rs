@@ -103,7 +103,8 @@ impl LarderProcess {
         self.child.wait().unwrap();
     }
 
-    /// Waits for its end, which has to be a good one, to the moment: [`finish`](LarderProcess::finish) looks now and then.
+    /// Waits for its end, which has to be a good one, to the moment: [`finish`](LarderProcess::finish) looks now and
+    /// then.
     #[track_caller]
     pub(crate) fn succeed(mut self) {
         assert!(self.child.wait().unwrap().success(), "{}", self.read("stderr"));
