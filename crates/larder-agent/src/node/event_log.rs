@@ -56,18 +56,21 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn a_failed_collection_is_logged_once_each_time_it_fails() {
-        let ring = Arc::new(RingSink::new(10));
-        let log = DedupEventSink::new(SharedRing(Arc::clone(&ring)));
-        let event = |reason, message: &str| Event {
+    fn event(reason: EventReason, message: &str) -> Event {
+        Event {
             time: SystemTime::UNIX_EPOCH,
             event_type: EventType::Warning,
             reason,
             object: ObjectRef::node("n"),
             message: message.to_owned(),
             requester: String::new(),
-        };
+        }
+    }
+
+    #[test]
+    fn a_failed_collection_is_logged_once_each_time_it_fails() {
+        let ring = Arc::new(RingSink::new(10));
+        let log = DedupEventSink::new(SharedRing(Arc::clone(&ring)));
         for _ in 0..2 {
             log.record(event(EventReason::FreeDiskSpaceFailed, "full"));
             log.record(event(EventReason::ImageGcFailed, "full"));
@@ -81,14 +84,6 @@ mod tests {
     fn a_failure_is_logged_again_after_another_one() {
         let ring = Arc::new(RingSink::new(10));
         let log = DedupEventSink::new(SharedRing(Arc::clone(&ring)));
-        let event = |reason, message: &str| Event {
-            time: SystemTime::UNIX_EPOCH,
-            event_type: EventType::Warning,
-            reason,
-            object: ObjectRef::node("n"),
-            message: message.to_owned(),
-            requester: String::new(),
-        };
         for _ in 0..2 {
             log.record(event(EventReason::ImageGcFailed, "the runtime is down"));
         }
