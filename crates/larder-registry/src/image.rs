@@ -9,9 +9,12 @@ use super::error::{FetchError, FetchErrorKind, FetchTarget};
 use super::next_step::OtherFailures;
 use super::session::{RepositorySession, ResolvedManifest};
 use crate::manifest::{
-    Descriptor, ImageConfig, ImageIndex, ImageManifest, MAX_DEPTH, ManifestCandidate, ManifestError,
-    ManifestOrIndex, PlatformMatcher,
+    ArtifactLayer, ArtifactManifest, Descriptor, ImageConfig, ImageIndex, ImageManifest, MAX_DEPTH,
+    ManifestCandidate, ManifestError, ManifestOrIndex, PlatformMatcher,
 };
+
+/// The media type of the config that is made for an artifact.
+const IMAGE_CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 
 /// Most manifests and indexes fetched to find one image.
 const MAX_DOCUMENTS: usize = 32;
@@ -31,8 +34,19 @@ pub struct ImageDocuments {
     pub layers: ImageManifest,
     /// The config.
     pub config: ImageConfig,
-    /// The config's bytes as received; their digest is the image ID.
+    /// The config's bytes as received, or as made for an artifact; their digest is the image ID.
     pub config_raw: Bytes,
+    /// The artifact, if it is no image.
+    pub artifact: Option<ResolvedArtifact>,
+}
+
+/// An artifact, and what its layers become.
+#[derive(Debug, Clone)]
+pub struct ResolvedArtifact {
+    /// Its manifest.
+    pub manifest: ArtifactManifest,
+    /// One for each layer.
+    pub contents: Vec<ArtifactLayer>,
 }
 
 impl RepositorySession {
@@ -59,6 +73,7 @@ impl RepositorySession {
                 }
                 return Ok(documents);
             }
+            ManifestOrIndex::Artifact(_) => return self.finish_artifact(target),
             ManifestOrIndex::Index(index) => index,
         };
         let mut offered = index.platforms();
@@ -81,6 +96,11 @@ impl RepositorySession {
                 ManifestOrIndex::Index(index) => {
                     offered.extend(index.platforms());
                     push_candidates(&mut stack, index, platform, depth + 1);
+                }
+                // Beside the images of an index: a signature, an SBOM, or a chart.
+                ManifestOrIndex::Artifact(artifact) => {
+                    let error = ManifestError::NotAnImage(artifact.artifact_type.clone());
+                    other_content.get_or_insert(self.unusable(&descriptor, &target.host, error));
                 }
                 ManifestOrIndex::Manifest(_) => {
                     let documents = self.finish(target.clone(), found, known).await?;
@@ -128,7 +148,27 @@ impl RepositorySession {
         };
         let config = ImageConfig::parse(&config_raw).map_err(problem)?;
         config.check_layers(layers.layers.len()).map_err(problem)?;
-        Ok(ImageDocuments { target, layers: *layers, config, config_raw, manifest })
+        Ok(ImageDocuments { target, layers: *layers, config, config_raw, manifest, artifact: None })
+    }
+
+    /// The documents of an artifact: those of the image as which a store keeps it.
+    fn finish_artifact(&self, target: ResolvedManifest) -> Result<ImageDocuments, FetchError> {
+        let problem = |error| self.unusable(&target.descriptor, &target.host, error);
+        let ManifestOrIndex::Artifact(manifest) = target.document.clone() else {
+            return Err(problem(ManifestError::Ambiguous));
+        };
+        let contents = manifest.contents().map_err(problem)?;
+        let config_raw = manifest.image_config(&target.descriptor.digest, &contents);
+        let config = ImageConfig::parse(&config_raw).map_err(problem)?;
+        let digest = Digest::sha256(&config_raw);
+        let layers = ImageManifest {
+            config: Descriptor::new(IMAGE_CONFIG, digest, config_raw.len() as u64),
+            layers: manifest.layers.clone(),
+            annotations: manifest.annotations.clone(),
+        };
+        let artifact = Some(ResolvedArtifact { manifest: *manifest, contents });
+        let config_raw = config_raw.into();
+        Ok(ImageDocuments { manifest: target.clone(), target, layers, config, config_raw, artifact })
     }
 
     fn unusable(&self, descriptor: &Descriptor, host: &str, error: ManifestError) -> FetchError {

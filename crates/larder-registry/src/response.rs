@@ -82,7 +82,7 @@ impl ManifestOrIndex {
             _ if known(media_type_header) => media_type_header.to_owned(),
             _ => match self {
                 ManifestOrIndex::Index(_) => index.to_owned(),
-                ManifestOrIndex::Manifest(_) => manifest.to_owned(),
+                ManifestOrIndex::Manifest(_) | ManifestOrIndex::Artifact(_) => manifest.to_owned(),
             },
         }
     }

@@ -5,14 +5,17 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use super::limits::{MAX_ANNOTATIONS, MAX_BYTES, MAX_LAYERS, MAX_MANIFESTS};
+use super::media_type::is_image_layer;
 use super::platform::PlatformMatcher;
-use super::{Descriptor, ManifestError, MediaType, bounded};
+use super::{ArtifactManifest, Descriptor, ManifestError, MediaType, bounded};
 
 /// A document that a registry serves under `/manifests/`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ManifestOrIndex {
     /// The manifest of one image.
     Manifest(Box<ImageManifest>),
+    /// The manifest of an artifact.
+    Artifact(Box<ArtifactManifest>),
     /// A list of manifests.
     Index(ImageIndex),
 }
@@ -53,6 +56,8 @@ struct ManifestDocument {
     schema_version: u64,
     #[serde(default, deserialize_with = "bounded::or_default")]
     media_type: String,
+    #[serde(default, deserialize_with = "bounded::or_default")]
+    artifact_type: String,
     #[serde(default)]
     config: Option<Descriptor>,
     #[serde(default, deserialize_with = "some_list::<MAX_LAYERS, _>")]
@@ -90,7 +95,13 @@ impl ManifestOrIndex {
                 annotations: written.annotations,
             })),
             (MediaType::Manifest, Some(config)) if written.manifests.is_none() => {
-                ImageManifest::new(config, written.layers.unwrap_or_default(), written.annotations)
+                let layers = written.layers.unwrap_or_default();
+                if let Some(artifact_type) = artifact_type(&written.artifact_type, &config, &layers) {
+                    let annotations = written.annotations;
+                    let artifact = ArtifactManifest { artifact_type, config, layers, annotations };
+                    return Ok(ManifestOrIndex::Artifact(Box::new(artifact)));
+                }
+                ImageManifest::new(config, layers, written.annotations)
                     .map(|manifest| ManifestOrIndex::Manifest(Box::new(manifest)))
             }
             (MediaType::Manifest, None) if written.manifests.is_none() => {
@@ -127,6 +138,23 @@ impl ManifestDocument {
     }
 }
 
+/// The type of content other than an image; `None` for an image. Neither layers nor a config of other kinds are an
+/// image's.
+fn artifact_type(said: &str, config: &Descriptor, layers: &[Descriptor]) -> Option<String> {
+    let is_config = config.kind() == MediaType::Config || is_vague(&config.media_type);
+    let has_image_layers = layers.iter().any(|layer| is_image_layer(&layer.media_type));
+    if is_config && (layers.is_empty() || has_image_layers) {
+        return None;
+    }
+    let first = layers.first().map_or("", |layer| &layer.media_type);
+    let of_config = if is_config || config.media_type == EMPTY { "" } else { &config.media_type };
+    let named = [said, of_config, first].into_iter().find(|text| !text.is_empty()).unwrap_or("unknown");
+    Some(named.chars().filter(|c| !c.is_control()).take(200).collect())
+}
+
+/// The media type of an empty config.
+const EMPTY: &str = "application/vnd.oci.empty.v1+json";
+
 /// Whether a media type is too general to identify a document.
 fn is_vague(media_type: &str) -> bool {
     let bare = media_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
@@ -142,11 +170,6 @@ impl ImageManifest {
         layers: Vec<Descriptor>,
         annotations: BTreeMap<String, String>,
     ) -> Result<ImageManifest, ManifestError> {
-        // Some builders omit the config's media type or write plain JSON. A config of another known purpose must be
-        // refused.
-        if config.kind() != MediaType::Config && !is_vague(&config.media_type) {
-            return Err(ManifestError::NotAnImage(config.media_type.chars().take(200).collect()));
-        }
         if config.size > MAX_BYTES as u64 {
             return Err(ManifestError::TooLarge { size: config.size });
         }
@@ -263,6 +286,40 @@ mod tests {
     }
 
     #[test]
+    fn a_manifest_of_other_content_is_an_artifact_of_its_type() {
+        let document = |config: &str, layer_type: &str, artifact_type: &str| {
+            let mut value = manifest();
+            value["config"]["mediaType"] = config.into();
+            value["layers"][0]["mediaType"] = layer_type.into();
+            value["artifactType"] = artifact_type.into();
+            value
+        };
+        let (config, empty) = ("application/vnd.oci.image.config.v1+json", EMPTY);
+        let image_layer = "application/vnd.oci.image.layer.v1.tar+gzip";
+        for (value, expected) in [
+            (document(empty, "text/plain", "application/vnd.example"), "application/vnd.example"),
+            (document(empty, "text/plain", ""), "text/plain"),
+            (
+                document("application/vnd.cncf.helm.config.v1+json", "x/y", ""),
+                "application/vnd.cncf.helm.config.v1+json",
+            ),
+            (
+                document(config, "application/vnd.dev.cosign.simplesigning.v1+json", ""),
+                "application/vnd.dev.cosign.simplesigning.v1+json",
+            ),
+            (document(empty, image_layer, "application/vnd.example"), "application/vnd.example"),
+        ] {
+            let Ok(ManifestOrIndex::Artifact(artifact)) = parse(&value, "") else { panic!("{value}") };
+            assert_eq!(artifact.artifact_type, expected);
+        }
+        let image = document(config, image_layer, "application/vnd.example");
+        assert!(
+            matches!(parse(&image, ""), Ok(ManifestOrIndex::Manifest(_))),
+            "an image with an artifact type"
+        );
+    }
+
+    #[test]
     fn each_unusable_document_has_its_own_error() {
         let with = |pointer: &str, value: Value| {
             let mut manifest = manifest();
@@ -284,10 +341,6 @@ mod tests {
             (json!({"schemaVersion": 2}), "neither"),
             (json!({"schemaVersion": 2, "layers": []}), "malformed document"),
             (with("/mediaType", "application/vnd.example.chart".into()), "neither"),
-            (
-                with("/config/mediaType", "application/vnd.cncf.helm.config.v1+json".into()),
-                "not a container image",
-            ),
             (with("/config/size", (5 << 20).into()), "too large"),
             (with("/config/size", (-1).into()), "malformed document"),
             (first_layer(foreign), "foreign"),

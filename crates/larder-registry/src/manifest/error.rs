@@ -27,8 +27,8 @@ pub enum ManifestError {
     /// The fields of a manifest and of an index at once.
     #[error("ambiguous: fields of both a manifest and an index")]
     Ambiguous,
-    /// The config is not that of a container image.
-    #[error("not a container image: config media type {0:?}")]
+    /// It describes an artifact, which is of this type.
+    #[error("not a container image, but an artifact of the type {0:?}")]
     NotAnImage(String),
     /// The media type of a layer cannot be unpacked.
     #[error("layer {digest}: unsupported media type {media_type:?}")]
@@ -68,6 +68,14 @@ pub enum ManifestError {
         /// The platforms of the index.
         offered: Vec<String>,
     },
+    /// A layer of an artifact has no place there.
+    #[error("{path:?}: {problem}")]
+    ArtifactPath {
+        /// The path that the manifest names, at most 200 characters.
+        path: String,
+        /// Why it cannot be one.
+        problem: String,
+    },
     /// Indexes are nested too deep.
     #[error("indexes are nested more than {MAX_DEPTH} levels deep")]
     TooDeep,
@@ -91,7 +99,7 @@ impl ManifestError {
         match self {
             ManifestError::SchemaOne => Some("push the image again with a builder or tool newer than 2017"),
             ManifestError::NotAnImage(_) => {
-                Some("this is an artifact (a chart, a signature, a module), not an image")
+                Some("an artifact beside images is none of them; pull it by its digest")
             }
             ManifestError::ForeignLayer { .. } => Some(
                 "push the image again with its base layers, as `--allow-nondistributable-artifacts` does",
@@ -106,6 +114,7 @@ impl ManifestError {
             | ManifestError::Ambiguous
             | ManifestError::UnknownLayer { .. }
             | ManifestError::FieldTooLong { .. }
+            | ManifestError::ArtifactPath { .. }
             | ManifestError::TooDeep => None,
         }
     }

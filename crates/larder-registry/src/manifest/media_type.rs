@@ -68,7 +68,26 @@ impl MediaType {
     }
 }
 
+/// Whether a media type is that of a layer of images, maybe in a compression that is not known.
+pub(super) fn is_image_layer(media_type: &str) -> bool {
+    let bare = media_type.to_ascii_lowercase();
+    [OCI_LAYER, DOCKER_LAYER, OCI_FOREIGN_LAYER, DOCKER_FOREIGN_LAYER]
+        .iter()
+        .any(|known| bare.starts_with(known))
+}
+
 fn layer(bare: &str) -> Option<MediaType> {
+    // An archive of ModelPack: `application/vnd.cncf.model.weight.v1.tar+gzip`.
+    if let Some((_, rest)) =
+        bare.strip_prefix("application/vnd.cncf.model.").and_then(|of| of.split_once(".v1.tar"))
+    {
+        return match rest {
+            "" => Some(MediaType::Layer(Compression::None)),
+            "+gzip" => Some(MediaType::Layer(Compression::Gzip)),
+            "+zstd" => Some(MediaType::Layer(Compression::Zstd)),
+            _ => None,
+        };
+    }
     for (prefix, foreign) in
         [(OCI_LAYER, false), (DOCKER_LAYER, false), (OCI_FOREIGN_LAYER, true), (DOCKER_FOREIGN_LAYER, true)]
     {

@@ -3,6 +3,7 @@
 //! ```text
 //! index -> (platform) -> manifest -> config
 //!                                 -> layers
+//!       -> manifest of an artifact -> files
 //! ```
 //!
 //! Read [`ManifestOrIndex::parse`] first. Everything here is pure; [`RepositorySession`](crate::RepositorySession)
@@ -14,6 +15,7 @@
 //! ([`MAX_BYTES`] of text, and the other bounds in `limits.rs`); a document that could be parsed both as a manifest and
 //! as an index is refused; errors name the next step.
 
+mod artifact;
 mod bounded;
 mod config;
 mod descriptor;
@@ -25,6 +27,7 @@ mod platform;
 #[cfg(test)]
 mod properties;
 
+pub use artifact::{ArtifactFile, ArtifactLayer, ArtifactManifest};
 pub use config::ImageConfig;
 pub use descriptor::Descriptor;
 pub use document::{ImageIndex, ImageManifest, ManifestCandidate, ManifestOrIndex};

@@ -123,6 +123,12 @@ fn manifest(data: &[u8]) {
         match ManifestOrIndex::parse(data, media_type) {
             Ok(ManifestOrIndex::Index(index)) => drop((index.candidates(&platform).len(), index.platforms())),
             Ok(ManifestOrIndex::Manifest(manifest)) => drop(manifest.size()),
+            Ok(ManifestOrIndex::Artifact(artifact)) => {
+                if let Ok(contents) = artifact.contents() {
+                    let config = artifact.image_config(&Digest::sha256(data), &contents);
+                    assert!(ImageConfig::parse(&config).is_ok());
+                }
+            }
             Err(error) => drop((error.to_string(), error.hint())),
         }
     }

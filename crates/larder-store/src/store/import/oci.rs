@@ -12,7 +12,8 @@ use super::error::ImportError;
 use super::found_images::{FoundImages, MAX_DOCUMENTS, PlatformSearch};
 use super::image::ImportImage;
 use larder_registry::manifest::{
-    Descriptor, ImageConfig, ImageManifest, ManifestCandidate, ManifestOrIndex, PlatformMatcher,
+    Descriptor, ImageConfig, ImageManifest, ManifestCandidate, ManifestError, ManifestOrIndex,
+    PlatformMatcher,
 };
 
 /// Annotation with a full name.
@@ -116,6 +117,10 @@ fn follow(
     };
     parents.push((descriptor.digest.clone(), raw));
     let found = match document {
+        ManifestOrIndex::Artifact(artifact) => {
+            let cause = ManifestError::NotAnImage(artifact.artifact_type);
+            search.failed(ImportError::Manifest { name: descriptor.digest.to_string(), cause })
+        }
         ManifestOrIndex::Manifest(manifest) => {
             let image = finish(entries, parents.clone(), *manifest)?;
             search.accepts(&image, matches).then_some(image)
@@ -204,6 +209,7 @@ fn documents_to(
     let document = ManifestOrIndex::parse(&raw, "").map_err(used)?;
     let mut documents = vec![(from.clone(), raw)];
     match document {
+        ManifestOrIndex::Artifact(_) => return Ok(None),
         ManifestOrIndex::Manifest(manifest) => {
             let layers = manifest.layers.len();
             let leads = manifest.config.digest == image.config.0;

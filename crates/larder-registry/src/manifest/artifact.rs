@@ -1,0 +1,232 @@
+//! Artifacts: manifests of other content than the layers of an image, such as models, charts and files.
+//!
+//! ```text
+//! layer of an artifact -> a file, at the path that its annotations name
+//!                      -> an archive, if it is one and the digest of its plain bytes is known
+//! ```
+//!
+//! A store keeps an artifact as an image: its config is made here, from the manifest alone. Everything is pure.
+
+use std::collections::BTreeMap;
+
+use larder::reference::{Digest, Platform};
+use serde::Deserialize;
+use serde_json::json;
+
+use super::{Compression, Descriptor, ManifestError, MediaType};
+
+/// Annotations with the path of a file: of the CNCF model format, and of ORAS.
+const PATHS: [&str; 2] = ["org.cncf.model.filepath", "org.opencontainers.image.title"];
+/// Annotation of the CNCF model format with the attributes of a file, as JSON.
+const FILE_METADATA: &str = "org.cncf.model.file.metadata+json";
+/// The digest of the plain archive of a directory that ORAS packed.
+const PLAIN_DIGEST: &str = "io.deis.oras.content.digest";
+/// Labels of the config that is made for an artifact.
+const TYPE_LABEL: &str = "dev.larder.artifact.type";
+const MANIFEST_LABEL: &str = "dev.larder.artifact.manifest";
+
+/// Longest path of a file, in bytes; the kernel's limit is 4,096 with the end.
+const MAX_PATH: usize = 4095;
+/// Longest component of a path, in bytes; the kernel's limit.
+const MAX_NAME: usize = 255;
+
+/// The manifest of an artifact.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ArtifactManifest {
+    /// Its type, such as `application/vnd.cncf.model.manifest.v1+json`: as the manifest names it, or else that of its
+    /// config or first layer.
+    pub artifact_type: String,
+    /// Its config, which may be empty.
+    pub config: Descriptor,
+    /// Its layers, each of any media type.
+    pub layers: Vec<Descriptor>,
+    /// Annotations.
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// A file that is the content of one layer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ArtifactFile {
+    /// Its path below the root of the artifact.
+    pub path: String,
+    /// Permissions.
+    pub mode: u32,
+}
+
+/// What a layer of an artifact becomes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ArtifactLayer {
+    /// Identifies the unpacked layer, as a diff ID does: of an archive the digest of its plain bytes; of a file it is
+    /// made of path, mode and digest.
+    pub diff_id: Digest,
+    /// The file; `None` for an archive.
+    pub file: Option<ArtifactFile>,
+}
+
+impl ArtifactManifest {
+    /// What the layers become. Fails if a path leaves the artifact, is a file and a directory, or is that of two files.
+    pub fn contents(&self) -> Result<Vec<ArtifactLayer>, ManifestError> {
+        let mut files = BTreeMap::new();
+        let mut contents = Vec::with_capacity(self.layers.len());
+        for layer in &self.layers {
+            let content = content_of(layer)?;
+            if let Some(file) = &content.file
+                && files
+                    .insert(file.path.clone(), content.diff_id.clone())
+                    .is_some_and(|other| other != content.diff_id)
+            {
+                return Err(bad_path(&file.path, "two different files have this path"));
+            }
+            contents.push(content);
+        }
+        // In the order of bytes, what is below a file follows it, apart from names that continue its own.
+        for path in files.keys() {
+            let above = path.match_indices('/').map(|(at, _)| &path[..at]);
+            if let Some(file) = above.into_iter().find(|above| files.contains_key(*above)) {
+                return Err(bad_path(path, &format!("{file} is a file")));
+            }
+        }
+        Ok(contents)
+    }
+
+    /// The config of the image as which a store keeps the artifact with these contents.
+    pub fn image_config(&self, manifest: &Digest, contents: &[ArtifactLayer]) -> Vec<u8> {
+        let host = Platform::host();
+        let diff_ids: Vec<&str> = contents.iter().map(|content| content.diff_id.as_str()).collect();
+        let labels = json!({ TYPE_LABEL: self.artifact_type, MANIFEST_LABEL: manifest.as_str() });
+        let config = json!({
+            "architecture": host.architecture,
+            "os": host.os,
+            "config": { "Labels": labels },
+            "rootfs": { "type": "layers", "diff_ids": diff_ids },
+        });
+        config.to_string().into_bytes()
+    }
+}
+
+fn content_of(layer: &Descriptor) -> Result<ArtifactLayer, ManifestError> {
+    if let MediaType::Layer(compression) = layer.kind() {
+        let plain = layer.annotations.get(PLAIN_DIGEST).and_then(|digest| Digest::parse(digest).ok());
+        let diff_id = plain.or_else(|| (compression == Compression::None).then(|| layer.digest.clone()));
+        if let Some(diff_id) = diff_id {
+            return Ok(ArtifactLayer { diff_id, file: None });
+        }
+    }
+    let named = PATHS.iter().find_map(|key| layer.annotations.get(*key)).filter(|path| !path.is_empty());
+    let path = named.cloned().unwrap_or_else(|| layer.digest.hex().to_owned());
+    check_path(&path).map_err(|problem| bad_path(&path, problem))?;
+    let file = ArtifactFile { path, mode: mode_of(layer) };
+    let identity = format!("larder.dev/file\n{:o}\n{}\n{}", file.mode, file.path, layer.digest);
+    Ok(ArtifactLayer { diff_id: Digest::sha256(identity), file: Some(file) })
+}
+
+/// The permissions of a file, without set-ID bits.
+fn mode_of(layer: &Descriptor) -> u32 {
+    #[derive(Deserialize)]
+    struct FileMetadata {
+        mode: u32,
+    }
+    let metadata = layer.annotations.get(FILE_METADATA);
+    let metadata: Option<FileMetadata> = metadata.and_then(|text| serde_json::from_str(text).ok());
+    metadata.map_or(0o644, |metadata| metadata.mode & 0o777)
+}
+
+fn check_path(path: &str) -> Result<(), &'static str> {
+    if path.len() > MAX_PATH {
+        return Err("longer than 4,095 bytes");
+    }
+    if path.contains('\0') {
+        return Err("it contains a NUL");
+    }
+    for part in path.split('/') {
+        match part {
+            "" => return Err("absolute, or with an empty component"),
+            "." | ".." => return Err("with . or .. as a component"),
+            part if part.starts_with(".wh.") => return Err("a whiteout"),
+            part if part.len() > MAX_NAME => return Err("with a component longer than 255 bytes"),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn bad_path(path: &str, problem: &str) -> ManifestError {
+    let path = path.chars().take(200).collect();
+    ManifestError::ArtifactPath { path, problem: problem.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layer(media_type: &str, annotations: &[(&str, &str)]) -> Descriptor {
+        let mut layer = Descriptor::new(media_type, Digest::sha256(format!("{annotations:?}")), 7);
+        layer.annotations =
+            annotations.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        layer
+    }
+
+    fn artifact(layers: Vec<Descriptor>) -> ArtifactManifest {
+        let config = Descriptor::new("application/vnd.oci.empty.v1+json", Digest::sha256("{}"), 2);
+        ArtifactManifest { artifact_type: "test".into(), config, layers, annotations: BTreeMap::new() }
+    }
+
+    fn titled(title: &str) -> Descriptor {
+        layer("application/octet-stream", &[("org.opencontainers.image.title", title)])
+    }
+
+    #[test]
+    fn a_file_has_the_path_and_mode_of_its_annotations() {
+        let model = layer(
+            "application/vnd.cncf.model.weight.v1.raw",
+            &[
+                ("org.cncf.model.filepath", "a/w.bin"),
+                (FILE_METADATA, r#"{"name":"w.bin","mode":35309,"size":7}"#),
+            ],
+        );
+        let bare = layer("application/octet-stream", &[]);
+        let contents = artifact(vec![model, titled("a/readme.md"), bare.clone()]).contents().unwrap();
+        let files: Vec<_> = contents.iter().map(|content| content.file.clone().unwrap()).collect();
+        assert_eq!(files[0], ArtifactFile { path: "a/w.bin".into(), mode: 0o755 });
+        assert_eq!(files[1], ArtifactFile { path: "a/readme.md".into(), mode: 0o644 });
+        assert_eq!(files[2].path, bare.digest.hex());
+    }
+
+    #[test]
+    fn archives_are_unpacked_where_their_plain_digest_is_known() {
+        let plain = layer("application/vnd.cncf.model.weight.v1.tar", &[]);
+        let packed = "application/vnd.oci.image.layer.v1.tar+gzip";
+        let digest = Digest::sha256("plain");
+        let of_oras =
+            layer(packed, &[(PLAIN_DIGEST, digest.as_str()), ("org.opencontainers.image.title", "dir")]);
+        let unknown = layer(packed, &[("org.opencontainers.image.title", "dir.tar.gz")]);
+        let contents = artifact(vec![plain.clone(), of_oras, unknown]).contents().unwrap();
+        assert_eq!((&contents[0].diff_id, &contents[0].file), (&plain.digest, &None));
+        assert_eq!((&contents[1].diff_id, &contents[1].file), (&digest, &None));
+        assert_eq!(contents[2].file.as_ref().unwrap().path, "dir.tar.gz", "as it is");
+    }
+
+    #[test]
+    fn hostile_paths_are_refused_by_name() {
+        for path in [
+            "/etc/passwd",
+            "../x",
+            "a/../b",
+            "a//b",
+            "a/",
+            ".",
+            "a/.wh.b",
+            "a\0b",
+            &"a/".repeat(3000),
+            &"n".repeat(256),
+        ] {
+            let error = artifact(vec![titled(path)]).contents().unwrap_err();
+            assert!(matches!(error, ManifestError::ArtifactPath { .. }), "{path:?}: {error}");
+        }
+        let twice = |other: Descriptor| artifact(vec![titled("a"), other]).contents();
+        assert!(twice(titled("a")).is_ok(), "one file twice");
+        let other = layer("text/plain", &[("org.opencontainers.image.title", "a")]);
+        assert!(twice(Descriptor { digest: Digest::sha256("other"), ..other }).is_err());
+        assert!(artifact(vec![titled("a"), titled("a-b"), titled("a/b")]).contents().is_err());
+    }
+}
