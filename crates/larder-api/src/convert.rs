@@ -143,6 +143,7 @@ pub fn hint_from(hint: api::Hint) -> Hint {
 pub fn image(image: Image) -> api::Image {
     api::Image {
         id: image.id.into(),
+        artifact_type: image.artifact_type,
         repo_tags: image.repo_tags,
         repo_digests: image.repo_digests,
         size_bytes: image.size,
@@ -158,6 +159,7 @@ pub fn image(image: Image) -> api::Image {
 pub fn image_from(image: api::Image) -> Image {
     Image {
         id: image.id.into(),
+        artifact_type: image.artifact_type,
         repo_tags: image.repo_tags,
         repo_digests: image.repo_digests,
         size: image.size_bytes,

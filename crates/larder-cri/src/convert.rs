@@ -73,6 +73,7 @@ pub(crate) fn image(image: proto::Image, with_handler: bool) -> Image {
             ..ImageSpec::default()
         }),
         id,
+        artifact_type: String::new(),
         repo_tags: image.repo_tags,
         repo_digests: image.repo_digests,
         size: image.size,

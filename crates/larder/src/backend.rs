@@ -78,6 +78,8 @@ impl ImageSpec {
 pub struct Image {
     /// The id, usually the digest of the image's config: `sha256:...`.
     pub id: ImageId,
+    /// The type of an artifact, such as a model; empty for an image.
+    pub artifact_type: String,
     /// Names with tags, such as `docker.io/library/busybox:1.36`.
     pub repo_tags: Vec<String>,
     /// Names with digests, such as `docker.io/library/busybox@sha256:...`.

@@ -28,8 +28,9 @@ use larder_containerd::{
 use larder_cri::channel::CriChannel;
 use larder_cri::{CriBackend, CriConfig, Endpoint};
 use larder_store::backend::{AttachedRuntime, StoreBackend};
-use larder_store::store::{ImageRecord, Store, StoreError};
+use larder_store::store::{ImageLayer, ImageRecord, Store, StoreError};
 use parking_lot::Mutex;
+use serde_json::json;
 use tokio::sync::{Mutex as AsyncMutex, Notify, OwnedMutexGuard};
 use tokio::task::spawn_blocking;
 use tokio::time;
@@ -462,15 +463,43 @@ fn retain_listed(published: &mut PublishedNames, listed: &[Image]) {
     });
 }
 
-/// An image with its documents. Reads files.
+/// An image with its documents. Reads files. containerd gets an artifact as an image: with a manifest that is made for
+/// it, since it could not read the artifact's.
 fn published(store: &Store, record: ImageRecord) -> Result<PublishedImage, StoreError> {
-    let mut documents = Vec::with_capacity(record.manifests.len());
-    for digest in &record.manifests {
-        documents.extend(store.blob(digest)?.map(|bytes| (digest.clone(), bytes)));
-    }
     let config = store.blob(&record.id)?.unwrap_or_default();
-    let (names, chains) = (named_documents(&record), record.chain_ids());
+    let (mut documents, mut names) = (Vec::with_capacity(record.manifests.len()), named_documents(&record));
+    if record.artifact_type.is_empty() {
+        for digest in &record.manifests {
+            documents.extend(store.blob(digest)?.map(|bytes| (digest.clone(), bytes)));
+        }
+    } else {
+        let manifest = manifest_of_artifact(&record, config.len());
+        let digest = Digest::sha256(&manifest);
+        for (_, target) in &mut names {
+            target.clone_from(&digest);
+        }
+        documents.push((digest, manifest));
+    }
+    let chains = record.chain_ids();
     Ok(PublishedImage { id: record.id, config, documents, names, chains, preloaded: record.preloaded })
+}
+
+/// The manifest of an artifact as an image, with its layers as larder unpacked them. containerd finds their snapshots,
+/// and fetches none of them.
+fn manifest_of_artifact(record: &ImageRecord, config_bytes: usize) -> Vec<u8> {
+    let layer = |layer: &ImageLayer| {
+        let (digest, size) = (layer.diff_id.as_str(), layer.size);
+        json!({ "mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": digest, "size": size })
+    };
+    let (media_type, id) = ("application/vnd.oci.image.config.v1+json", record.id.as_str());
+    let manifest = json!({
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "config": { "mediaType": media_type, "digest": id, "size": config_bytes },
+        "layers": record.layers.iter().map(layer).collect::<Vec<_>>(),
+        "annotations": { "dev.larder.artifact.type": record.artifact_type },
+    });
+    manifest.to_string().into_bytes()
 }
 
 /// The names of an image that containerd gets, each with the document that it stands for: of a tag, the one that its

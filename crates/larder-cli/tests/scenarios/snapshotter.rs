@@ -7,12 +7,15 @@ mod others;
 mod shares;
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use larder::backend::{Backend as _, ImageSpec, ProgressReporter};
+use larder_testkit::fault_registry::FaultRegistry;
 use larder_testkit_peers::containerd::pods::pause_image;
 use larder_testkit_peers::process::{WAIT_LIMIT, poll, wait_until};
 use larder_testkit_peers::{self as peers, Containerd, ContainerdOptions, Package, RegistryOptions, require};
+use serde_json::json;
 
 use crate::served::{CriDaemon, client_of};
 use crate::world::{LarderProcess, RuntimeFixture};
@@ -269,6 +272,55 @@ fn an_image_for_another_platform_is_no_image_of_containerd_and_of_no_pod() {
     assert_eq!(removed.code, 0, "{}", removed.stderr);
     assert_eq!(fixture.ctr(&["images", "ls", "-q"]).trim(), "");
     assert!(fixture.daemon().status(&other.image_id).is_some(), "it has its other name");
+    let ended = fixture.daemon.take().expect("larder runs").stop();
+    assert_eq!(ended.code, 0, "{}", ended.stderr);
+}
+
+#[test]
+fn an_artifact_is_an_image_of_containerd_whose_snapshots_have_its_files() {
+    let Some(mut fixture) = SnapshotterFixture::new("k8s.io") else { return };
+    let registry = FaultRegistry::start();
+    let blob = |media_type: &str, content: &[u8], title: &str| {
+        let (digest, title) =
+            (registry.put_blob(content), json!({ "org.opencontainers.image.title": title }));
+        json!({ "mediaType": media_type, "digest": digest, "size": content.len(), "annotations": title })
+    };
+    let manifest_type = "application/vnd.oci.image.manifest.v1+json";
+    let document = json!({
+        "schemaVersion": 2, "mediaType": manifest_type, "artifactType": "application/vnd.example.weights",
+        "config": blob("application/vnd.oci.empty.v1+json", b"{}", ""),
+        "layers": [blob("application/octet-stream", &[7; 100_000], "weights.bin"), blob("text/plain", b"a", "readme")],
+    });
+    let digest = registry.put_manifest("models/small", "v1", manifest_type, document.to_string());
+    let name = registry.image("models/small:v1");
+    let id = fixture.daemon().pull(&name).unwrap();
+
+    let cri = client_of(fixture.containerd.socket());
+    for name in [name.clone(), registry.image(&format!("models/small@{digest}"))] {
+        let found = fixture.daemon().runtime.block_on(cri.status(&ImageSpec::named(&name))).unwrap();
+        assert_eq!(found.map(|image| image.id.to_string()), Some(id.to_string()), "{name}");
+    }
+    let content = fixture.ctr(&["content", "ls", "-q"]);
+    assert!(!content.contains(&digest), "its own manifest is none that containerd could read: {content}");
+    let config = fixture.ctr(&["content", "get", id.as_str()]);
+    let mut snapshots = fixture.snapshots();
+    assert_eq!(snapshots.len(), 2, "one of each file: {snapshots:?}");
+    snapshots.retain(|snapshot| !config.contains(snapshot)); // the lowest has the name of its layer
+    let (dir, key) = (fixture.world.path("files"), fixture.id("view"));
+    fs_err::create_dir(&dir).unwrap();
+    let snapshots_of_larder = ["snapshots", "--snapshotter", "larder"];
+    let ctr = |arguments: &[&str]| fixture.ctr(&[&snapshots_of_larder, arguments].concat());
+    ctr(&["view", &key, &snapshots[0]]);
+    let mount = ctr(&["mounts", &dir, &key]);
+    assert!(Command::new("sh").args(["-c", &mount]).status().unwrap().success(), "{mount}");
+    let read = |file: &str| fs_err::read(Path::new(&dir).join(file));
+    let files = (read("weights.bin"), read("readme"));
+    assert!(Command::new("umount").arg(&dir).status().unwrap().success());
+    ctr(&["rm", &key]);
+    assert_eq!((files.0.unwrap(), files.1.unwrap()), (vec![7; 100_000], b"a".to_vec()));
+
+    fixture.daemon().remove(&name);
+    assert_eq!(fixture.ctr(&["images", "ls", "-q"]).trim(), "");
     let ended = fixture.daemon.take().expect("larder runs").stop();
     assert_eq!(ended.code, 0, "{}", ended.stderr);
 }

@@ -46,6 +46,14 @@ pub enum ExportError {
         /// Bytes that its archive has.
         written: u64,
     },
+    /// An artifact has no archive of an image.
+    #[error("{id} is an artifact ({artifact_type}), which no archive of images can have")]
+    Artifact {
+        /// Its ID.
+        id: Digest,
+        /// Its type.
+        artifact_type: String,
+    },
     /// The files of an image cannot be read.
     #[error(transparent)]
     Files(MergeError),
@@ -86,6 +94,10 @@ impl ExportError {
             }
             ExportError::Files(MergeError::TooManyLinks) => {
                 Hint::new().command(["mount", "IMAGE", "DIR"]).text(" shows the files")
+            }
+            ExportError::Artifact { .. } => {
+                Hint::from("copy it from its registry: oras copy, or write its files: ")
+                    .command(["export", "ARTIFACT", "DIR"])
             }
             ExportError::Blob { .. }
             | ExportError::Damaged { .. }

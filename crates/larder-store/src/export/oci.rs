@@ -30,6 +30,10 @@ fn is_manifest_of(bytes: &[u8], config: &Digest) -> bool {
 
 /// Writes the archive: small files first, so that a reader of a stream knows at once what it is.
 pub(super) fn write(images: &[ExportedImage], out: &mut dyn Write) -> Result<(), ExportError> {
+    if let Some(artifact) = images.iter().find(|image| !image.record.artifact_type.is_empty()) {
+        let (id, artifact_type) = (artifact.record.id.clone(), artifact.record.artifact_type.clone());
+        return Err(ExportError::Artifact { id, artifact_type });
+    }
     let LayoutFiles { documents, blobs } = layout_files(images);
     let layers = distinct_layers(images);
     let mut archive = LayoutArchive { out };

@@ -30,7 +30,8 @@ use crate::store::{
     TransferLogin,
 };
 use crate::unpack::{
-    ExpectedLayer, LayerDownload, PendingLayer, UnpackOptions, UnpackProgress, UnpackedLayer, unpack_layer,
+    ExpectedLayer, LayerDownload, PendingLayer, UnpackOptions, UnpackProgress, UnpackedLayer, unpack_file,
+    unpack_layer,
 };
 use larder_registry::{BlobSink, ByteRanges, FetchNotice, RepositorySession, fetch_blob};
 
@@ -320,9 +321,12 @@ fn unpack_into_staging(
         size: Some(planned.descriptor.size),
         diff_id: &planned.diff_id,
     };
-    let compressed = bytes.open(digest)?;
-    let (unpacked, file) = unpack_layer(compressed, &expected, &staging.dir().join(LAYER_FILE), &options)
-        .map_err(|cause| PullError::Unpack { digest: digest.clone(), cause })?;
+    let (blob_bytes, path) = (bytes.open(digest)?, staging.dir().join(LAYER_FILE));
+    let unpacked = match &planned.file {
+        Some(file) => unpack_file(blob_bytes, &expected, file, &path, &options),
+        None => unpack_layer(blob_bytes, &expected, &path, &options),
+    };
+    let (unpacked, file) = unpacked.map_err(|cause| PullError::Unpack { digest: digest.clone(), cause })?;
     Ok(StagedLayer { staging, unpacked, file, bytes, blob })
 }
 

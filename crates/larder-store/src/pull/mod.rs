@@ -120,6 +120,7 @@ impl AcquiredLayers {
             config: self.plan.config.clone(),
             manifests,
             has_digest: true,
+            artifact_type: self.plan.artifact_type.clone(),
             layers: self.plan.committed(&self.layers),
             ingests: self.ingests.clone(),
             pinned: false,

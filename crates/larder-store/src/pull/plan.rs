@@ -3,13 +3,15 @@
 use larder::reference::Digest;
 
 use crate::store::{ClaimOutcome, CommitLayer, LayerHandle, LayerKey};
-use larder_registry::ImageDocuments;
-use larder_registry::manifest::{Descriptor, ImageConfig, ImageManifest};
+use larder_registry::manifest::{ArtifactFile, Descriptor, ImageConfig, ImageManifest};
+use larder_registry::{ImageDocuments, ResolvedArtifact};
 
 /// The layers of an image, from the bottom up.
 #[derive(Clone)]
 pub(super) struct PullPlan {
     pub(super) layers: Vec<PlannedLayer>,
+    /// The type of an artifact; empty for an image.
+    pub(super) artifact_type: String,
     /// Digest of the config, and its bytes.
     pub(super) config: (Digest, Vec<u8>),
 }
@@ -21,6 +23,8 @@ pub(super) struct PlannedLayer {
     pub(super) diff_id: Digest,
     /// Identity of this layer on top of those below it.
     pub(super) chain_id: Digest,
+    /// The file that the blob itself is; `None` for an archive.
+    pub(super) file: Option<ArtifactFile>,
 }
 
 impl PlannedLayer {
@@ -33,7 +37,14 @@ impl PlannedLayer {
 impl PullPlan {
     pub(super) fn of(documents: &ImageDocuments) -> PullPlan {
         let config = (documents.layers.config.digest.clone(), documents.config_raw.to_vec());
-        PullPlan::new(&documents.layers, &documents.config, config)
+        let mut plan = PullPlan::new(&documents.layers, &documents.config, config);
+        if let Some(ResolvedArtifact { manifest, contents }) = &documents.artifact {
+            plan.artifact_type.clone_from(&manifest.artifact_type);
+            for (layer, content) in plan.layers.iter_mut().zip(contents) {
+                layer.file.clone_from(&content.file);
+            }
+        }
+        plan
     }
 
     /// The plan of a manifest whose layers are as many as the config's diff ids.
@@ -41,9 +52,10 @@ impl PullPlan {
         let mut layers: Vec<PlannedLayer> = Vec::with_capacity(manifest.layers.len());
         for (descriptor, diff_id) in manifest.layers.iter().zip(&parsed.diff_ids) {
             let chain_id = chain_id(layers.last().map(|below| &below.chain_id), diff_id);
-            layers.push(PlannedLayer { descriptor: descriptor.clone(), diff_id: diff_id.clone(), chain_id });
+            let (descriptor, diff_id) = (descriptor.clone(), diff_id.clone());
+            layers.push(PlannedLayer { descriptor, diff_id, chain_id, file: None });
         }
-        PullPlan { layers, config }
+        PullPlan { layers, artifact_type: String::new(), config }
     }
 
     /// The layers that this pull has to fetch itself.

@@ -50,6 +50,8 @@ pub struct ImageCommit {
     pub manifests: Vec<(Digest, Vec<u8>)>,
     /// Whether a registry knows the first manifest by its digest. False for one that was made up for an archive.
     pub has_digest: bool,
+    /// The type of an artifact; empty for an image.
+    pub artifact_type: String,
     /// Its layers, lowest first.
     pub layers: Vec<CommitLayer>,
     /// Ingests of its layers, which are of no more use.
@@ -162,6 +164,7 @@ impl OpenStore {
         let (tags, digests) = names_of(image);
         let mut record = ImageRecord {
             id: id.clone(),
+            artifact_type: image.artifact_type.clone(),
             tags,
             digests,
             manifests: image.manifests.iter().map(|(digest, _)| digest.clone()).collect(),

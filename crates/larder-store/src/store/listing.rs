@@ -14,6 +14,8 @@ const BLOCK: u64 = 4096;
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(crate) struct ImageListing {
     pub(crate) id: Digest,
+    #[serde(default)]
+    pub(crate) artifact_type: String,
     pub(crate) tags: Vec<String>,
     pub(crate) digests: Vec<String>,
     pub(crate) disk_bytes: u64,
@@ -27,6 +29,7 @@ impl From<&ImageRecord> for ImageListing {
     fn from(image: &ImageRecord) -> ImageListing {
         ImageListing {
             id: image.id.clone(),
+            artifact_type: image.artifact_type.clone(),
             tags: image.tags.clone(),
             digests: image.digests.clone(),
             disk_bytes: image.disk_bytes,
@@ -44,6 +47,7 @@ impl ImageListing {
         let (uid, username) = uid_and_name(&self.user);
         backend::Image {
             id: self.id.into(),
+            artifact_type: self.artifact_type,
             uid,
             username: username.to_owned(),
             repo_tags: self.tags,

@@ -66,6 +66,9 @@ impl fmt::Display for LayerKey {
 pub struct ImageRecord {
     /// Digest of its config: the image's id.
     pub id: Digest,
+    /// The type of an artifact, such as `application/vnd.cncf.model.manifest.v1+json`; empty for an image.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub artifact_type: String,
     /// Names with tags, in full: `docker.io/library/busybox:1.36`, or for another platform
     /// `docker.io/library/busybox:1.36#linux/arm64`. Sorted.
     pub tags: Vec<String>,

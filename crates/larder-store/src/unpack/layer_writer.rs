@@ -107,16 +107,15 @@ pub(super) fn uuid_of(diff_id: &Digest) -> [u8; 16] {
 }
 
 impl PendingLayer {
-    /// Writes the data of all entries to a new file. Returns the number of entries, too.
-    pub(super) fn read(
-        archive: &mut LayerArchive<'_, impl BufferSource>,
+    /// Begins a layer without entries in a new file.
+    pub(super) fn create(
         path: &Path,
         form: ErofsOptions,
         options: &UnpackOptions,
-    ) -> Result<(PendingLayer, u64), UnpackError> {
+    ) -> Result<PendingLayer, UnpackError> {
         let file = LayerOutput::create(path, options);
         let file = file.map_err(|error| UnpackError::file("create", path, error))?;
-        let mut layer = PendingLayer {
+        Ok(PendingLayer {
             writer: ErofsWriter::new(file, form).map_err(|error| writer_error(path, error))?,
             path: path.to_owned(),
             archive_record: options.archive_record.clone(),
@@ -127,7 +126,17 @@ impl PendingLayer {
             download: options.download.clone(),
             progress: options.progress.clone(),
             hidden_files: HiddenFiles::new(),
-        };
+        })
+    }
+
+    /// Writes the data of all entries to a new file. Returns the number of entries, too.
+    pub(super) fn read(
+        archive: &mut LayerArchive<'_, impl BufferSource>,
+        path: &Path,
+        form: ErofsOptions,
+        options: &UnpackOptions,
+    ) -> Result<(PendingLayer, u64), UnpackError> {
+        let mut layer = PendingLayer::create(path, form, options)?;
         while let Some(entry) = archive.next()? {
             layer.add(&entry, archive)?;
         }
@@ -153,7 +162,7 @@ impl PendingLayer {
             LayerEntryKind::CharDevice => ErofsEntryKind::CharDevice { major, minor },
             LayerEntryKind::BlockDevice => ErofsEntryKind::BlockDevice { major, minor },
         };
-        let added = self.writer.add(&ErofsEntry {
+        self.add_entry(&ErofsEntry {
             path: &entry.path,
             kind,
             mode: entry.mode,
@@ -161,9 +170,7 @@ impl PendingLayer {
             gid: entry.gid,
             mtime: entry.mtime,
             xattrs: &entry.xattrs,
-        });
-        added.map_err(|error| writer_error(&self.path, error))?;
-        self.bound_memory()?;
+        })?;
         let limit = u64::from(self.max_directories);
         if self.writer.directory_count() as u64 > limit {
             return Err(UnpackError::over(limit, "directories"));
@@ -177,9 +184,20 @@ impl PendingLayer {
             if length == 0 {
                 return Ok(());
             }
-            self.writer.write_data(piece).map_err(|error| writer_error(&self.path, error))?;
+            self.write(piece)?;
             archive.consume(length);
         }
+    }
+
+    /// Adds an entry; [`write`](PendingLayer::write) then takes the bytes of a file.
+    pub(super) fn add_entry(&mut self, entry: &ErofsEntry<'_>) -> Result<(), UnpackError> {
+        self.writer.add(entry).map_err(|error| writer_error(&self.path, error))?;
+        self.bound_memory()
+    }
+
+    /// Writes the next bytes of the file that was added last.
+    pub(super) fn write(&mut self, piece: &[u8]) -> Result<(), UnpackError> {
+        self.writer.write_data(piece).map_err(|error| writer_error(&self.path, error))
     }
 
     /// Keeps the layer within the memory of all layers: moves names to a file, and waits if that is not enough.

@@ -38,6 +38,7 @@ mod merged_layers;
 mod metadata;
 mod options;
 mod pax;
+mod raw_file;
 mod rebuild_archive;
 mod scratch_file;
 mod source;
@@ -63,6 +64,7 @@ pub use merged_layers::{LayerReader, MergedLayers, open_layer};
 pub use options::{
     ImageByteCounts, LayerDownload, OverlayForm, UnpackLimits, UnpackOptions, UnpackProgress, UnpackThreads,
 };
+pub use raw_file::unpack_file;
 pub use rebuild_archive::{RebuildError, rebuild_archive};
 pub use write_behind::{BackgroundSyncer, WriteBehind};
 

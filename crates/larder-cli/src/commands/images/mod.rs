@@ -127,6 +127,8 @@ struct ImageTableRow {
     tag: Option<String>,
     digest: Option<String>,
     id: ImageId,
+    /// `image`, or the type of an artifact.
+    r#type: String,
     size_bytes: u64,
     pinned: bool,
     /// When it was built.
@@ -153,6 +155,9 @@ fn rows(image: &api::Image) -> Vec<ImageTableRow> {
         tag: tag.map(str::to_owned),
         digest: digest_of(image, repository),
         id: image.id.clone().into(),
+        r#type: Some(image.artifact_type.clone())
+            .filter(|kind| !kind.is_empty())
+            .unwrap_or_else(|| IMAGE.to_owned()),
         size_bytes: image.size_bytes,
         pinned: image.pinned,
         created: details.created.clone(),
@@ -231,10 +236,22 @@ impl ImageTableRow {
     }
 }
 
+/// The type of images.
+const IMAGE: &str = "image";
+
+/// The type of an artifact in one word, where that is known.
+fn short_type(artifact_type: &str) -> &str {
+    let known = [("application/vnd.cncf.model.", "model"), ("application/vnd.cncf.helm.", "chart")];
+    let known = known.iter().find(|(prefix, _)| artifact_type.starts_with(prefix));
+    known.map_or(artifact_type, |(_, word)| word)
+}
+
 fn table(images: &[ImageTableRow], args: &ImagesArgs, now: Timestamp) -> TextTable {
     let wide = args.output.print_format().is_wide();
     let digests = args.digests || wide;
+    let types = images.iter().any(|row| row.r#type != IMAGE);
     let mut heads = vec!["IMAGE", "TAG"];
+    heads.extend(types.then_some("TYPE"));
     heads.extend(digests.then_some("DIGEST"));
     heads.extend(["IMAGE ID", "CREATED", "LAST USED", "SIZE", "UNIQUE"]);
     heads.extend(wide.then_some("PINNED"));
@@ -243,6 +260,7 @@ fn table(images: &[ImageTableRow], args: &ImagesArgs, now: Timestamp) -> TextTab
         let or_none = |text: Option<&String>| text.cloned().unwrap_or_else(|| NONE.to_owned());
         let mut cells =
             vec![or_none(Some(&row.repository).filter(|name| !name.is_empty())), or_none(row.tag.as_ref())];
+        cells.extend(types.then(|| short_type(&row.r#type).to_owned()));
         cells.extend(digests.then(|| {
             let digest = row
                 .digest

@@ -1,0 +1,78 @@
+//! A layer of one file whose content is the blob itself: no archive, no compression, no second digest.
+
+use std::io::{BufRead as _, Read};
+use std::path::Path;
+
+use larder_erofs::{ErofsEntry, ErofsEntryKind, ErofsOptions, ErofsTime};
+use larder_registry::manifest::ArtifactFile;
+
+use super::layer_writer::{PendingLayer, uuid_of};
+use super::options::LayerByteCounts;
+use super::source::CompressedReader;
+use super::{DetectedCompression, ExpectedLayer, UnpackError, UnpackOptions, UnpackedLayer};
+
+/// Writes a layer with this file into a new file at `path`; `blob` is the content, with the expected digest and size.
+pub fn unpack_file(
+    blob: impl Read,
+    expected: &ExpectedLayer<'_>,
+    file: &ArtifactFile,
+    path: &Path,
+    options: &UnpackOptions,
+) -> Result<(UnpackedLayer, PendingLayer), UnpackError> {
+    let options = &UnpackOptions { archive_record: None, ..options.clone() };
+    let form = ErofsOptions { uuid: uuid_of(expected.diff_id), ..ErofsOptions::default() };
+    let mut layer = PendingLayer::create(path, form, options)?;
+    let mut source = CompressedReader::new(blob, expected, options);
+    let copied = copy(&mut source, expected.size.unwrap_or_default(), file, &mut layer, options);
+    if let Err(error) = copied {
+        // Wrong bytes are the better news: another try may bring the right ones.
+        let wrong =
+            if error.is_local() { None } else { source.take_fault().or_else(|| source.finish().err()) };
+        return Err(wrong.unwrap_or(error));
+    }
+    let bytes = source.finish()?;
+    let lower_work = layer.pause()?;
+    let unpacked = UnpackedLayer {
+        compression: DetectedCompression::None,
+        compressed_bytes: bytes,
+        plain_bytes: bytes,
+        entries: 1,
+        lower_work,
+        skipped_xattrs: 0,
+        hides_lowers: false,
+    };
+    Ok((unpacked, layer))
+}
+
+fn copy(
+    source: &mut CompressedReader<impl Read>,
+    size: u64,
+    file: &ArtifactFile,
+    layer: &mut PendingLayer,
+    options: &UnpackOptions,
+) -> Result<(), UnpackError> {
+    let mut counts = LayerByteCounts::new(options.image.clone());
+    layer.add_entry(&ErofsEntry {
+        path: file.path.as_bytes(),
+        kind: ErofsEntryKind::File { size },
+        mode: file.mode,
+        uid: 0,
+        gid: 0,
+        mtime: ErofsTime::default(),
+        xattrs: &[],
+    })?;
+    let mut left = size;
+    while left > 0 {
+        let piece = source.fill_buf().map_err(UnpackError::Read)?;
+        if piece.is_empty() {
+            return Err(UnpackError::Size { expected: size, found: size - left, more: false });
+        }
+        let count = piece.len();
+        counts.add(piece, size - left + count as u64, &options.limits)?;
+        layer.write(piece)?;
+        source.consume(count);
+        left = left.saturating_sub(count as u64);
+    }
+    counts.keep();
+    Ok(())
+}
