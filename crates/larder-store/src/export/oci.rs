@@ -80,11 +80,11 @@ fn layout_files(images: &[ExportedImage]) -> LayoutFiles {
         let mut descriptor =
             json!({ "mediaType": MANIFEST, "digest": manifest.as_str(), "size": bytes.len() });
         descriptor["platform"] = platform(&image.config);
-        for (annotations, name) in annotations(image) {
-            // The images of one name, for several platforms, are those of one index.
-            match entries.iter_mut().find(|entry| name.is_some() && entry.annotations == annotations) {
-                Some(entry) => entry.manifests.push(descriptor.clone()),
-                None => entries.push(NamedEntry { annotations, manifests: vec![descriptor.clone()] }),
+        for named in NamedEntry::of(image, &descriptor) {
+            // The images of one tag, for several platforms, are those of one index.
+            match entries.iter_mut().find(|entry| entry.tag.is_some() && entry.tag == named.tag) {
+                Some(entry) => entry.manifests.extend(named.manifests),
+                None => entries.push(named),
             }
         }
         let layers: Vec<String> = image.layers.iter().map(|layer| blob_path(diff_id(layer))).collect();
@@ -109,14 +109,33 @@ fn layout_files(images: &[ExportedImage]) -> LayoutFiles {
 
 /// An entry of the archive's index: a name, or an image without one.
 struct NamedEntry {
-    annotations: Value,
+    /// The name in the archive, if it has a tag. A name with a digest is no name of the archive's manifest.
+    tag: Option<Reference>,
+    /// Each says as what its image was pulled.
     manifests: Vec<Value>,
 }
 
 impl NamedEntry {
+    /// The entries of each name of an image, or of the image alone.
+    fn of(image: &ExportedImage, manifest: &Value) -> Vec<NamedEntry> {
+        let entry = |tag, pulled_as: String| {
+            let mut manifest = manifest.clone();
+            manifest["annotations"] = json!({ PULLED_AS: pulled_as });
+            NamedEntry { tag, manifests: vec![manifest] }
+        };
+        if image.names.is_empty() {
+            return vec![entry(None, String::new())];
+        }
+        let named = image.names.iter().map(|name| {
+            let tag = Some(name.for_platform(None)).filter(|name| name.digest().is_none());
+            entry(tag, pulled_as(name, image).unwrap_or_default())
+        });
+        named.collect()
+    }
+
     /// Its descriptor: of the manifest, or of an index with the manifests, which is added to `blobs`.
     fn descriptor(self, blobs: &mut Vec<(Digest, Vec<u8>)>) -> Value {
-        let NamedEntry { annotations, mut manifests } = self;
+        let NamedEntry { tag, mut manifests } = self;
         let mut descriptor = if manifests.len() == 1 {
             manifests.remove(0)
         } else {
@@ -127,28 +146,12 @@ impl NamedEntry {
             blobs.push((digest, bytes));
             descriptor
         };
-        descriptor["annotations"] = annotations;
+        if let Some(tag) = tag {
+            descriptor["annotations"][FULL_NAME] = tag.to_string().into();
+            descriptor["annotations"][REF_NAME] = tag.tag().into();
+        }
         descriptor
     }
-}
-
-/// The annotations of each name of an image, or of the image alone. A name with a digest is no name of the archive's
-/// manifest.
-fn annotations(image: &ExportedImage) -> Vec<(Value, Option<&Reference>)> {
-    if image.names.is_empty() {
-        return vec![(json!({ PULLED_AS: "" }), None)];
-    }
-    let annotated = image.names.iter().map(|name| {
-        let pulled = pulled_as(name, image).unwrap_or_default();
-        let annotations = match name.tag().filter(|_| name.digest().is_none()) {
-            Some(tag) => {
-                json!({ FULL_NAME: name.for_platform(None).to_string(), REF_NAME: tag, PULLED_AS: pulled })
-            }
-            None => json!({ PULLED_AS: pulled }),
-        };
-        (annotations, Some(name))
-    });
-    annotated.collect()
 }
 
 /// The tags that `docker load` gives an image. Docker has one image for a tag: this machine's, if it is among them.

@@ -1,7 +1,7 @@
 //! The images of an archive, and what it has beside them: content of other kinds, and images for other platforms.
 
 use larder::reference::{Digest, Platform};
-use larder_registry::manifest::{ImageIndex, MAX_DEPTH, ManifestError, PlatformMatcher};
+use larder_registry::manifest::{Descriptor, ImageIndex, MAX_DEPTH, ManifestError, PlatformMatcher};
 
 use super::error::ImportError;
 use super::image::ImportImage;
@@ -87,6 +87,10 @@ impl FoundImages {
 /// The search for the image of one name.
 pub(super) struct PlatformSearch<'a> {
     pub(super) platform: &'a PlatformMatcher,
+    /// The note of the accepted manifest as what it was pulled.
+    pub(super) pulled_as: Option<String>,
+    /// Present manifests for other platforms.
+    pub(super) other_platforms: Vec<LeftOutManifest>,
     documents: usize,
     offered: Vec<String>,
     first_error: Option<ImportError>,
@@ -94,7 +98,23 @@ pub(super) struct PlatformSearch<'a> {
 
 impl<'a> PlatformSearch<'a> {
     pub(super) fn new(platform: &'a PlatformMatcher) -> PlatformSearch<'a> {
-        PlatformSearch { platform, documents: 0, offered: Vec::new(), first_error: None }
+        PlatformSearch {
+            platform,
+            pulled_as: None,
+            other_platforms: Vec::new(),
+            documents: 0,
+            offered: Vec::new(),
+            first_error: None,
+        }
+    }
+
+    /// Notes an entry of an index that is for another platform.
+    pub(super) fn pass_over(&mut self, entry: &Descriptor) {
+        let other = entry.platform.as_ref().filter(|_| !entry.is_attestation());
+        if let Some(other) = other.filter(|other| self.platform.rank(other).is_none()) {
+            let (digest, reason) = (entry.digest.clone(), format!("for platform {other}"));
+            self.other_platforms.push(LeftOutManifest { digest, reason });
+        }
     }
 
     /// Counts a document that so many indexes lead to.

@@ -9,7 +9,7 @@ use serde_json::json;
 use super::docker;
 use super::entries::{ImportEntries, blob_name};
 use super::error::ImportError;
-use super::found_images::{FoundImages, MAX_DOCUMENTS, PlatformSearch};
+use super::found_images::{FoundImages, LeftOutManifest, MAX_DOCUMENTS, PlatformSearch};
 use super::image::ImportImage;
 use larder_registry::manifest::{
     Descriptor, ImageConfig, ImageManifest, ManifestCandidate, ManifestError, ManifestOrIndex,
@@ -57,16 +57,19 @@ fn images_of(
     };
     let mut found = FoundImages::default();
     for descriptor in &index.manifests {
-        let mut image = match find_image(entries, descriptor, platform) {
-            Ok(image) => image,
+        let (mut image, pulled_as) = match find_image(entries, descriptor, platform) {
+            Ok(FoundImage { image, pulled_as, other_platforms }) => {
+                found.left_out.extend(other_platforms);
+                (image, pulled_as)
+            }
             Err(error) => {
                 found.leave_out(&descriptor.digest, error)?;
                 continue;
             }
         };
         name(&mut image, descriptor)?;
-        if let Some(pulled) = descriptor.annotations.get(PULLED_AS) {
-            name_as_pulled(&mut image, pulled, entries, platform)?;
+        if let Some(pulled) = pulled_as {
+            name_as_pulled(&mut image, &pulled, entries, platform)?;
         }
         image.names.extend(more_names.get(&image.config.0).cloned().unwrap_or_default());
         found.add(image);
@@ -78,12 +81,21 @@ const INDEX: &str = "index.json";
 /// Its media type need not be written in it.
 const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
 
+/// The image of an entry of the archive's index.
+struct FoundImage {
+    image: ImportImage,
+    /// The name and digest that larder noted, where an index leads to several images for each of them.
+    pulled_as: Option<String>,
+    /// Manifests for other platforms that the archive has beside it.
+    other_platforms: Vec<LeftOutManifest>,
+}
+
 /// Follows a descriptor to the image for the platform, as a pull follows a name.
 fn find_image(
     entries: &ImportEntries,
     descriptor: &Descriptor,
     platform: &PlatformMatcher,
-) -> Result<ImportImage, ImportError> {
+) -> Result<FoundImage, ImportError> {
     if descriptor.is_attestation() || !descriptor.may_be_manifest() {
         return Err(ImportError::OtherContent { media_type: descriptor.media_type.clone() });
     }
@@ -93,7 +105,13 @@ fn find_image(
         offered => offered.is_some(),
     };
     let first = ManifestCandidate { descriptor, matches };
-    follow(entries, first, &mut Vec::new(), &mut search)?.ok_or_else(|| search.end())
+    match follow(entries, first, &mut Vec::new(), &mut search)? {
+        Some(image) => {
+            let PlatformSearch { pulled_as, other_platforms, .. } = search;
+            Ok(FoundImage { image, pulled_as, other_platforms })
+        }
+        None => Err(search.end()),
+    }
 }
 
 /// Reads a manifest, or an index and what it lists, until an image fits. `parents` are the documents that lead there.
@@ -123,10 +141,19 @@ fn follow(
         }
         ManifestOrIndex::Manifest(manifest) => {
             let image = finish(entries, parents.clone(), *manifest)?;
-            search.accepts(&image, matches).then_some(image)
+            let accepted = search.accepts(&image, matches).then_some(image);
+            if accepted.is_some() {
+                search.pulled_as = descriptor.annotations.get(PULLED_AS).cloned();
+            }
+            accepted
         }
         ManifestOrIndex::Index(index) => {
             search.offer(&index);
+            for entry in &index.manifests {
+                if entries.has(&blob_name(&entry.digest)) {
+                    search.pass_over(entry);
+                }
+            }
             let mut found = None;
             for candidate in index.candidates(search.platform) {
                 found = follow(entries, candidate, parents, search)?;
