@@ -256,15 +256,20 @@ pub(crate) struct GcLogArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder prune
-  larder prune -f       do not ask
-  larder prune -a       every unused image, as larder gc --all-unused
+  larder prune -a       every unused image, also what was pulled just now
+  larder prune -a -n    what that would remove
 
 Exit code: 0 success, 1 a removal failed or the answer was no, 2 invalid input,
 3 backend unreachable.")]
 pub(crate) struct PruneArgs {
-    /// Remove every unused image that GC does not retain, with and without tags.
+    /// Remove every unused image, with and without tags, also those that were pulled just now; not those of keep rules
+    /// and of larder lease.
     #[arg(short, long)]
     pub(crate) all: bool,
+
+    /// Print what would be removed; remove nothing.
+    #[arg(short = 'n', long)]
+    pub(crate) dry_run: bool,
 
     /// Do not ask. Without a terminal, this flag is required.
     #[arg(short, long, visible_short_alias = 'y', visible_alias = "yes")]

@@ -104,7 +104,7 @@ pub(crate) enum ExportFormat {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder save -o app.tar app:1
-  larder save -o all.tar app:1 db:2
+  larder save -o all.tar app:1 'app:1#linux/arm64' db:2
   larder save app:1 | ssh node2 larder load
 
 Exit code: 0 saved, 1 failed, 2 bad input, 3 cannot open the store.")]

@@ -23,6 +23,9 @@ pub(super) async fn run(
     let ended_leases = EndedLeases::Pulls.into();
     let request = CollectRequest { goal: Some(goal), ended_leases, ..CollectRequest::default() };
     let plan = client.ask(async |mut calls| calls.plan(request).await).await?;
+    if args.dry_run {
+        return Ok(gc::show(PrintFormat::Table, plan, out));
+    }
     if !args.all {
         note_retained(&plan.images, out);
     }

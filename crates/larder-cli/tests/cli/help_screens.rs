@@ -99,7 +99,7 @@ fn habits_are_answered_with_larders_way() {
         (&["rm", "--no-prune", "app:1"], "hint: larder removes the layers that no other image has"),
         (&["logs"], "hint: the daemon's events: larder events"),
         (&["rm", "--dry-run", "app:1"], "hint: use larder explain IMAGE, which shows what"),
-        (&["rm", "-a"], "hint: use larder gc --all-unused"),
+        (&["rm", "-a"], "hint: use larder prune -a"),
         (&["images", "--format", "{{.Repository}}"], "hint: Go templates are not supported; use -o json"),
     ] {
         let run = world.larder(arguments).expect(2);

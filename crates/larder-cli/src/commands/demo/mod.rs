@@ -32,7 +32,7 @@ use scratch_dir::ScratchDir;
 const NEXT: [(&str, &str); 3] = [
     ("larder pull docker.io/library/busybox:1.36", "pull an image into a store of your own"),
     ("larder images", "list it: age, last use, size"),
-    ("larder gc --all-unused", "remove what nothing uses; it asks first"),
+    ("larder prune -a", "remove what nothing uses; it asks first"),
 ];
 
 pub(super) fn run(
