@@ -126,6 +126,8 @@ struct ImageTableRow {
     repository: String,
     tag: Option<String>,
     digest: Option<String>,
+    /// Of an image for other machines, such as `linux/arm64`.
+    platform: Option<String>,
     id: ImageId,
     /// `image`, or the type of an artifact.
     r#type: String,
@@ -150,10 +152,11 @@ fn rows(image: &api::Image) -> Vec<ImageTableRow> {
     let details = image.details.clone();
     let in_use = details.as_ref().map(|details| details.in_use);
     let details = details.unwrap_or_default();
-    let row = |repository: &str, tag: Option<&str>| ImageTableRow {
+    let row = |repository: &str, tag: Option<&str>, platform: Option<&str>| ImageTableRow {
         repository: repository.to_owned(),
         tag: tag.map(str::to_owned),
-        digest: digest_of(image, repository),
+        digest: digest_of(image, repository, platform),
+        platform: platform.map(str::to_owned),
         id: image.id.clone().into(),
         r#type: Some(image.artifact_type.clone())
             .filter(|kind| !kind.is_empty())
@@ -168,33 +171,45 @@ fn rows(image: &api::Image) -> Vec<ImageTableRow> {
         labels: details.labels.clone().into_iter().collect(),
         layers: details.layers.clone(),
     };
-    let tagged: Vec<_> = image.repo_tags.iter().map(|name| split_tag(name)).collect();
+    let tagged = image.repo_tags.iter().map(|name| {
+        let (name, platform) = split_platform(name);
+        let (repository, tag) = split_tag(name);
+        row(repository, tag, platform)
+    });
+    let tagged: Vec<_> = tagged.collect();
     if !tagged.is_empty() {
-        return tagged.into_iter().map(|(repository, tag)| row(repository, tag)).collect();
+        return tagged;
     }
-    let repositories: BTreeSet<_> =
-        image.repo_digests.iter().filter_map(|name| name.split_once('@')).map(|(name, _)| name).collect();
+    let repositories = image.repo_digests.iter().filter_map(|name| {
+        let (name, platform) = split_platform(name);
+        Some((name.split_once('@')?.0, platform))
+    });
+    let repositories: BTreeSet<_> = repositories.collect();
     if repositories.is_empty() {
-        return vec![row("", None)];
+        return vec![row("", None, None)];
     }
-    repositories.into_iter().map(|repository| row(repository, None)).collect()
+    repositories.into_iter().map(|(repository, platform)| row(repository, None, platform)).collect()
 }
 
-/// A name from the runtime, split at its tag, which the platform of an image for other machines is a part of.
+/// A name, split before the platform of an image for other machines.
+fn split_platform(name: &str) -> (&str, Option<&str>) {
+    name.split_once('#').map_or((name, None), |(name, platform)| (name, Some(platform)))
+}
+
+/// A name from the runtime, split at its tag.
 fn split_tag(name: &str) -> (&str, Option<&str>) {
-    let (in_registry, _) = name.split_once('#').unwrap_or((name, ""));
-    let last_part = in_registry.rfind('/').map_or(0, |slash| slash + 1);
-    match in_registry[last_part..].rfind(':') {
+    let last_part = name.rfind('/').map_or(0, |slash| slash + 1);
+    match name[last_part..].rfind(':') {
         Some(colon) => (&name[..last_part + colon], Some(&name[last_part + colon + 1..])),
         None => (name, None),
     }
 }
 
-/// The digest that an image has in a repository.
-fn digest_of(image: &api::Image, repository: &str) -> Option<String> {
-    let mut digests = image.repo_digests.iter().filter_map(|name| name.split_once('@'));
-    let (_, digest) = digests.find(|(name, _)| *name == repository)?;
-    Some(digest.split('#').next().unwrap_or(digest).to_owned())
+/// The digest that an image has in a repository, for this platform.
+fn digest_of(image: &api::Image, repository: &str, platform: Option<&str>) -> Option<String> {
+    let mut digests = image.repo_digests.iter().map(|name| split_platform(name));
+    let of_repository = |name: &str| name.strip_prefix(repository)?.strip_prefix('@').map(str::to_owned);
+    digests.find_map(|(name, of)| of_repository(name).filter(|_| of == platform))
 }
 
 impl ImageTableRow {
@@ -209,11 +224,17 @@ impl ImageTableRow {
         }
     }
 
+    /// What names it for other machines after its tag or digest.
+    fn platform_suffix(&self) -> String {
+        self.platform.as_ref().map_or_else(String::new, |platform| format!("#{platform}"))
+    }
+
     /// Its name with tag or digest, else its ID.
     fn name(&self) -> String {
+        let platform = self.platform_suffix();
         match (&self.tag, &self.digest) {
-            (Some(tag), _) => format!("{}:{tag}", self.repository),
-            (None, Some(digest)) => format!("{}@{digest}", self.repository),
+            (Some(tag), _) => format!("{}:{tag}{platform}", self.repository),
+            (None, Some(digest)) => format!("{}@{digest}{platform}", self.repository),
             (None, None) => self.id.to_string(),
         }
     }
@@ -258,8 +279,9 @@ fn table(images: &[ImageTableRow], args: &ImagesArgs, now: Timestamp) -> TextTab
     let mut table = TextTable::new(heads).optional(["CREATED", "LAST USED", "IMAGE ID"]);
     for row in images {
         let or_none = |text: Option<&String>| text.cloned().unwrap_or_else(|| NONE.to_owned());
-        let mut cells =
-            vec![or_none(Some(&row.repository).filter(|name| !name.is_empty())), or_none(row.tag.as_ref())];
+        let platform = row.platform_suffix();
+        let tag = format!("{}{platform}", row.tag.as_deref().unwrap_or(NONE));
+        let mut cells = vec![or_none(Some(&row.repository).filter(|name| !name.is_empty())), tag];
         cells.extend(types.then(|| short_type(&row.r#type).to_owned()));
         cells.extend(digests.then(|| {
             let digest = row
@@ -293,7 +315,7 @@ mod tests {
     fn names_are_split_at_the_tag_and_not_at_a_port() {
         assert_eq!(split_tag("127.0.0.1:5000/app"), ("127.0.0.1:5000/app", None));
         assert_eq!(split_tag("127.0.0.1:5000/app:v1"), ("127.0.0.1:5000/app", Some("v1")));
-        assert_eq!(split_tag("r.example/app:v1#linux/arm64"), ("r.example/app", Some("v1#linux/arm64")));
+        assert_eq!(split_platform("r.example/app:v1#linux/arm64"), ("r.example/app:v1", Some("linux/arm64")));
     }
 
     #[test]
