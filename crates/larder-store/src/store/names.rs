@@ -48,6 +48,46 @@ impl OpenStore {
         Ok(Some(StoreRemoval { image, is_present: true, layers: Vec::new(), freed: DiskSpace::ZERO }))
     }
 
+    /// Renames images for what was another platform and is this machine's now: a store moves with its disk. A name
+    /// that this machine's image has stays with it.
+    pub(super) fn recover_names(&self) -> Result<(), StoreError> {
+        let doing = "compare names with the platform";
+        let outdated = self.db.read(doing, |reader| {
+            let mut outdated = Vec::new();
+            reader.visit(NAMES, "", &mut |name, id| {
+                let now = Reference::parse(name).ok().map(|parsed| parsed.stored().to_string());
+                if let Some(now) = now.filter(|now| now != name) {
+                    outdated.push((name.to_owned(), now, String::from_utf8_lossy(id).into_owned()));
+                }
+                Ok(true)
+            })?;
+            Ok(outdated)
+        })?;
+        if outdated.is_empty() {
+            return Ok(());
+        }
+        let _guard = self.lock_content();
+        let renamed = self.db.write(doing, |writer| {
+            let mut renamed = Vec::new();
+            for (name, now, id) in &outdated {
+                let Some(mut image) = writer.get::<ImageRecord>(IMAGES, id)? else { continue };
+                writer.delete(NAMES, name)?;
+                let names = if name.contains('@') { &mut image.digests } else { &mut image.tags };
+                names.retain(|other| other != name);
+                if writer.value(NAMES, now)?.is_none() {
+                    names.push(now.clone());
+                    sort(names);
+                    writer.put_raw(NAMES, now, id.as_bytes())?;
+                }
+                put_image(writer, &mut image)?;
+                renamed.push(image);
+            }
+            Ok(renamed)
+        })?;
+        self.note_images(renamed.iter());
+        Ok(())
+    }
+
     fn add_name(&self, id: &Digest, name: &Reference) -> Result<Option<ImageRecord>, StoreError> {
         let name = name.stored().to_string();
         let _guard = self.lock_content();

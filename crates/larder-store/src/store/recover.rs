@@ -19,6 +19,7 @@ impl OpenStore {
         self.recover_layers()?;
         self.sweep()?;
         self.recover_blobs()?;
+        self.recover_names()?;
         self.note_missing_images()?;
         self.recover_ingests()?;
         self.recover_snapshots()?;
