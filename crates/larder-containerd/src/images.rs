@@ -142,6 +142,7 @@ pub(crate) fn is_full_name(text: &str) -> bool {
 fn full_name(text: &str) -> Option<Reference> {
     let name = Reference::parse(text).ok()?;
     let is_full = name.to_string() == text && name.tag().is_some() != name.digest().is_some();
+    let is_full = is_full && name.platform().is_none(); // larder alone knows such names
     is_full.then_some(name)
 }
 

@@ -141,7 +141,8 @@ impl Backend for StoreBackend {
                 if let Ok(parsed) = ImageConfig::parse(&config) {
                     let layers = record.layers.iter().map(|layer| store.layer(&layer.key));
                     let layers = layers.collect::<Result<Vec<_>, _>>()?;
-                    let warnings = image_warnings(&parsed, puller.platform(), layers.iter().flatten());
+                    let warnings =
+                        image_warnings(&parsed, &puller.platform_of(&record), layers.iter().flatten());
                     let warnings = serde_json::to_string(&warnings).unwrap_or_default();
                     details.info.insert("warnings".into(), warnings);
                 }

@@ -52,9 +52,9 @@ impl ImageSpec {
         ImageSpec { image: image.into(), ..ImageSpec::default() }
     }
 
-    /// Whether the image is for another platform than this machine's.
+    /// Whether the name has a platform, which no runtime knows. That of this machine is cut off before.
     pub fn is_for_other_platform(&self) -> bool {
-        self.image.reference().is_ok_and(|name| name.platform().is_some())
+        names_platform(self.image.as_str())
     }
 
     /// Fails if the pull needs what a runtime does not do: for backends whose runtime pulls by its own configuration.

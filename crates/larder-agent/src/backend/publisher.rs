@@ -183,15 +183,23 @@ impl StorePublisher {
 
     /// Retains the images that containerd has, as far as is known. Those that it lacks are published soon.
     pub(crate) fn retain_published(&self, images: &mut Vec<Image>) {
-        let count = images.len();
-        images.retain(|image| self.is_published(image));
-        if images.len() < count {
+        let mut lacks_some = false;
+        images.retain(|image| {
+            // kubelet removes such an image by its ID; containerd does not get it.
+            let is_retained = image.is_for_other_platforms() || self.is_published(image);
+            lacks_some |= !is_retained;
+            is_retained
+        });
+        if lacks_some {
             self.changed.notify_one();
         }
     }
 
     /// Publishes an image that is not; returns whether containerd has it then.
     pub(crate) async fn ensure_published(&self, image: &Image) -> bool {
+        if image.is_for_other_platforms() {
+            return false;
+        }
         if self.is_published(image) {
             return true;
         }
@@ -353,14 +361,10 @@ impl StorePublisher {
         Ok(found.map(|found| (lock, found)))
     }
 
-    /// An image as containerd gets it; `None` if the store does not have it, or only for other platforms.
+    /// An image as containerd gets it; `None` if the store does not have it.
     pub(super) async fn published(&self, image: &ImageName) -> Result<Option<PublishedImage>, BackendError> {
         let (store, image) = (self.store.store().clone(), image.clone());
-        let read = move || {
-            let found = store.image(image)?;
-            let found = found.filter(|record| !store.to_image(record).is_for_other_platforms());
-            found.map(|record| published(&store, record)).transpose()
-        };
+        let read = move || store.image(image)?.map(|record| published(&store, record)).transpose();
         match spawn_blocking(read).await {
             Ok(read) => {
                 read.map_err(|error: StoreError| BackendError::caused_by(CallErrorKind::Other, error))
@@ -387,7 +391,8 @@ impl StorePublisher {
         foreign: ForeignName,
     ) -> Result<(), BackendError> {
         let repo_tags = image.names.iter().map(|(name, _)| name.clone()).collect();
-        if self.hides(&Image { id: image.id.clone().into(), repo_tags, ..Image::default() }) {
+        let hidden = self.hides(&Image { id: image.id.clone().into(), repo_tags, ..Image::default() });
+        if hidden || image.for_other_platforms {
             return Ok(());
         }
         let mut unfinished = UnfinishedPublication(Some(&self.changed));
@@ -481,7 +486,9 @@ fn published(store: &Store, record: ImageRecord) -> Result<PublishedImage, Store
         documents.push((digest, manifest));
     }
     let chains = record.chain_ids();
-    Ok(PublishedImage { id: record.id, config, documents, names, chains, preloaded: record.preloaded })
+    let for_other_platforms = store.to_image(&record).is_for_other_platforms();
+    let (id, preloaded) = (record.id, record.preloaded);
+    Ok(PublishedImage { id, config, documents, names, chains, preloaded, for_other_platforms })
 }
 
 /// The manifest of an artifact as an image, with its layers as larder unpacked them. containerd finds their snapshots,

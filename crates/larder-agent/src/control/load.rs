@@ -9,6 +9,7 @@ use larder::backend::ImageSpec;
 use larder::error_chain;
 use larder::events::{EventReason, EventType};
 use larder::go_format;
+use larder::hint::Hint;
 use larder::pull::StatusIntent;
 use larder::reference::{ImageName, PlatformError, Reference};
 use larder_api::convert::millis;
@@ -182,6 +183,10 @@ async fn import(
 pub fn base_name(text: &str) -> Result<Reference, Error> {
     image_name::check(text).map_err(|name| Error::bad_input(name.message).hints(name.hints))?;
     let name = Reference::parse(text).map_err(|error| Error::bad_input(error.to_string()))?;
+    if name.platform().is_some() {
+        return Err(Error::bad_input(format!("{text}: a name for images of an archive has no platform"))
+            .hint(Hint::from("load the images for it: ").setting("platform", "OS/ARCHITECTURE")));
+    }
     if name.digest().is_some() {
         return Err(Error::bad_input(format!("{text}: cannot assign a digest"))
             .hint("write REPOSITORY or REPOSITORY:TAG"));

@@ -37,9 +37,7 @@ impl PlatformFlag {
                 let given = format!("--platform {platform} and {name} both name a platform");
                 return Err(Failure::bad_input(given).hint("leave out one of them"));
             }
-            if digits_of_id(name.as_str())
-                .is_some_and(|digits| name.as_str().len() > digits.len() || digits.len() == 64)
-            {
+            if is_id(name.as_str()) {
                 return Err(Failure::bad_input(format!(
                     "--platform {platform}: {name} is an ID, which is one image"
                 ))
@@ -52,6 +50,14 @@ impl PlatformFlag {
         Ok(())
     }
 }
+
+/// Whether a text is an ID, as lists print it, and no name.
+fn is_id(text: &str) -> bool {
+    digits_of_id(text).is_some_and(|digits| text.len() > digits.len() || digits.len() >= SHORT_ID)
+}
+
+/// Digits of the IDs that lists print.
+const SHORT_ID: usize = 12;
 
 impl Command {
     /// Makes the names of a command those of the images for its `--platform`.
@@ -98,6 +104,7 @@ mod tests {
         for (platform, name, problem) in [
             ("linux/s390x", "app#linux/arm64", "both name a platform"),
             ("linux/s390x", "sha256:abcd", "is an ID"),
+            ("linux/s390x", "56f4daaa8746", "is an ID"),
             ("linux/s390x/x/y", "app", "invalid platform"),
             ("", "app", "invalid platform"),
         ] {

@@ -40,6 +40,8 @@ pub struct PublishedImage {
     pub chains: Vec<Digest>,
     /// Whether an administrator loaded it, or put it into containerd.
     pub preloaded: bool,
+    /// Whether it has names for other platforms only: containerd does not get it.
+    pub for_other_platforms: bool,
 }
 
 /// Records to write, in this order.
@@ -189,6 +191,7 @@ mod tests {
             names: vec![("r.example/app:1".into(), digest('b'))],
             chains: vec![digest('2'), digest('3')],
             preloaded: false,
+            for_other_platforms: false,
         }
     }
 

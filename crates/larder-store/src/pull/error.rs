@@ -65,10 +65,12 @@ impl PullError {
     /// The platform of the image, if the registry has it for one other than was requested, and no more.
     pub(super) fn only_platform(&self) -> Option<Platform> {
         match self.fetch_kind()? {
-            FetchErrorKind::Manifest(ManifestError::NoPlatform { offered, .. }) => match &offered[..] {
-                [only] => only.parse().ok(),
-                _ => None,
-            },
+            FetchErrorKind::Manifest(ManifestError::NoPlatform { offered, .. }) => {
+                let mut offered: Vec<_> =
+                    offered.iter().flat_map(|offer| offer.parse::<Platform>()).collect();
+                offered.dedup_by_key(|platform| platform.canonical());
+                offered.pop().filter(|_| offered.is_empty())
+            }
             _ => None,
         }
     }

@@ -266,9 +266,10 @@ impl StorePuller {
         requested.map_or_else(|| self.config.platform.clone(), PlatformMatcher::requested)
     }
 
-    /// The platform of this machine.
-    pub(crate) fn platform(&self) -> &PlatformMatcher {
-        &self.config.platform
+    /// The platform for which a present image was requested.
+    pub(crate) fn platform_of(&self, image: &ImageRecord) -> PlatformMatcher {
+        let mut names = image.names().filter_map(|name| Reference::parse(name).ok());
+        self.matcher(names.next().as_ref().and_then(Reference::platform))
     }
 
     /// Resolves `name` and acquires all its layers.

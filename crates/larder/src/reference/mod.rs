@@ -35,7 +35,7 @@ pub use platform::{Platform, PlatformError};
 pub const DEFAULT_TAG: &str = "latest";
 
 /// The character before the platform of a name. Names in registries do not have it.
-const PLATFORM_MARK: char = '#';
+pub(crate) const PLATFORM_MARK: char = '#';
 
 /// Whether a stored name is that of an image for other machines.
 pub fn names_platform(name: &str) -> bool {

@@ -4,6 +4,14 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::LazyLock;
 
+/// Longest part of a platform, in characters.
+const MAX_PART: usize = 32;
+
+/// Systems and architectures that stand alone after `--platform`.
+const SYSTEMS: [&str; 4] = ["linux", "windows", "darwin", "freebsd"];
+const ARCHITECTURES: [&str; 10] =
+    ["amd64", "386", "arm64", "arm", "ppc64le", "s390x", "riscv64", "loong64", "mips64le", "mips64"];
+
 /// An operating system and a processor architecture, as written.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Platform {
@@ -44,21 +52,27 @@ impl Platform {
     }
 
     /// Parses what a user writes after `--platform`: `OS[/ARCHITECTURE[/VARIANT]]`, with this machine's architecture
-    /// where there is none.
+    /// where there is none, or an architecture alone, as docker takes it.
     pub fn parse_short(text: &str) -> Result<Platform, PlatformError> {
         if text.contains('/') {
             return text.parse();
         }
-        format!("{text}/{}", Platform::host().architecture)
-            .parse()
-            .map_err(|_| PlatformError(text.to_owned()))
+        let (os, platform) = (text.to_ascii_lowercase(), Platform::new("linux", text).canonical());
+        if SYSTEMS.contains(&&*os) {
+            Ok(Platform::new(&os, &Platform::host().architecture))
+        } else if ARCHITECTURES.contains(&&*platform.architecture) {
+            Ok(platform)
+        } else {
+            Err(PlatformError(text.to_owned()))
+        }
     }
 
     /// Whether an image for this platform is one for this machine: it names no other system or architecture, and no
     /// other variant than this machine's.
     pub fn is_host(&self) -> bool {
         let (own, host) = (self.canonical(), Platform::host().canonical());
-        own == host || self.variant.is_empty() && (own.os, own.architecture) == (host.os, host.architecture)
+        let any_variant = self.variant.is_empty() || own.variant.is_empty();
+        own == host || any_variant && (own.os, own.architecture) == (host.os, host.architecture)
     }
 
     /// Normalizes spellings as containerd does: builders write `x86_64`, `aarch64`, `arm64` with and without `v8`, and
@@ -99,7 +113,7 @@ impl Platform {
 /// `linux/arm64/v8`.
 impl fmt::Display for Platform {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let part = |text: &str| text.chars().filter(|c| !c.is_control()).take(32).collect::<String>();
+        let part = |text: &str| text.chars().filter(|c| !c.is_control()).take(MAX_PART).collect::<String>();
         write!(f, "{}/{}", part(&self.os), part(&self.architecture))?;
         if !self.variant.is_empty() {
             write!(f, "/{}", part(&self.variant))?;
@@ -119,7 +133,7 @@ impl FromStr for Platform {
     fn from_str(text: &str) -> Result<Self, PlatformError> {
         let parts: Vec<&str> = text.split('/').collect();
         let good = |part: &&str| {
-            !part.is_empty()
+            (1..=MAX_PART).contains(&part.len())
                 && part.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'))
         };
         if !parts.iter().all(good) {
@@ -195,7 +209,8 @@ mod tests {
             assert!(text.parse::<Platform>().is_err(), "{text}");
         }
         assert_eq!(platform("linux/arm/v6").to_string(), "linux/arm/v6");
-        for text in ["", "li nux", "linux/"] {
+        assert_eq!(Platform::parse_short("aarch64").unwrap().to_string(), "linux/arm64");
+        for text in ["", "li nux", "linux/", "foo", "all"] {
             let error = Platform::parse_short(text).unwrap_err().to_string();
             assert!(error.contains(&format!("{text:?}")), "{error}");
         }
@@ -212,6 +227,19 @@ mod tests {
             ("linux/amd64/v3", "linux/amd64/v3"),
         ] {
             assert_eq!(platform(written).canonical().to_string(), canonical);
+        }
+    }
+
+    #[test]
+    fn a_canonical_platform_is_this_machine_exactly_if_the_written_one_is() {
+        let host = Platform::host();
+        for variant in ["", "v1", "v2", "v3", "v4", "v5", "v8", "v9"] {
+            for architecture in ["amd64", "x86_64", "arm64", "arm", &host.architecture] {
+                let written = Platform::new("linux", "").with_variant(architecture, variant);
+                let again = platform(&written.canonical().to_string());
+                assert_eq!(written.is_host(), again.is_host(), "{written}");
+                assert_eq!(written.canonical(), again.canonical(), "{written}");
+            }
         }
     }
 

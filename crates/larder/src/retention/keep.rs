@@ -8,7 +8,7 @@ use crate::gc::MAX_LABEL_VALUE;
 use crate::gc::unix_millis::{UnixMillis, millis};
 use crate::glob;
 use crate::go_format;
-use crate::reference::{Digest, ImageId};
+use crate::reference::{Digest, ImageId, PLATFORM_MARK};
 
 /// A keep rule.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -242,8 +242,9 @@ fn newest(repository: &str, count: usize, images: &[KeepRuleInput<'_>]) -> Vec<u
     chosen
 }
 
-/// A name without tag and digest.
+/// A name without tag, digest and platform.
 fn repository_of(name: &str) -> &str {
+    let (name, _) = name.split_once(PLATFORM_MARK).unwrap_or((name, ""));
     let name = name.split_once('@').map_or(name, |(name, _)| name);
     match name.rsplit_once(':') {
         Some((repository, tag)) if !tag.contains('/') => repository,
@@ -252,6 +253,7 @@ fn repository_of(name: &str) -> &str {
 }
 
 fn has_digest(name: &str, digest: &str) -> bool {
+    let (name, _) = name.split_once(PLATFORM_MARK).unwrap_or((name, ""));
     name.split_once('@').is_some_and(|(_, of)| of == digest)
 }
 

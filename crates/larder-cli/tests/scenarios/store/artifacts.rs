@@ -28,14 +28,14 @@ impl ArtifactWorld {
         LarderProcess::start(command).finish()
     }
 
-    fn layer(&self, media_type: &str, content: &[u8], annotations: Value) -> Value {
+    fn layer(&self, media_type: &str, content: &[u8], annotations: &Value) -> Value {
         let digest = self.registry.put_blob(content);
         json!({ "mediaType": media_type, "digest": digest, "size": content.len(), "annotations": annotations })
     }
 
     /// Puts an artifact with an empty config. Returns its name.
     fn put(&self, name: &str, artifact_type: &str, layers: &[Value]) -> String {
-        let config = self.layer("application/vnd.oci.empty.v1+json", b"{}", json!({}));
+        let config = self.layer("application/vnd.oci.empty.v1+json", b"{}", &json!({}));
         let document = json!({
             "schemaVersion": 2, "mediaType": MANIFEST, "artifactType": artifact_type, "config": config,
             "layers": layers,
@@ -69,12 +69,12 @@ fn a_model_is_its_files_byte_for_byte_and_takes_the_disk_once() {
         "models/small:v1",
         MODEL,
         &[
-            world.layer(WEIGHT, &weights, json!({ "org.cncf.model.filepath": "weights/model.safetensors" })),
-            world.layer("text/markdown", &readme, json!({ "org.opencontainers.image.title": "README.md" })),
+            world.layer(WEIGHT, &weights, &json!({ "org.cncf.model.filepath": "weights/model.safetensors" })),
+            world.layer("text/markdown", &readme, &json!({ "org.opencontainers.image.title": "README.md" })),
             world.layer(
                 "application/octet-stream",
                 b"",
-                json!({ "org.opencontainers.image.title": "empty" }),
+                &json!({ "org.opencontainers.image.title": "empty" }),
             ),
         ],
     );
@@ -105,7 +105,7 @@ fn a_model_is_its_files_byte_for_byte_and_takes_the_disk_once() {
 fn an_artifact_with_hostile_content_is_refused_by_name() {
     let world = ArtifactWorld::new();
     let titled =
-        |title: &str| world.layer("text/plain", b"x", json!({ "org.opencontainers.image.title": title }));
+        |title: &str| world.layer("text/plain", b"x", &json!({ "org.opencontainers.image.title": title }));
     for title in ["../../etc/passwd", "/etc/passwd", "a//b", "a/./b"] {
         let name = world.put("hostile/paths:1", "text/plain", &[titled(title)]);
         let refused = world.larder(&["pull", &name]).expect(1);
@@ -137,7 +137,7 @@ fn an_archive_of_an_artifact_is_unpacked() {
     let tar = larder_testkit::archive::TarBuilder::new()
         .with(larder_testkit::archive::TarBuilderEntry::file("conf/model.json", "{}"))
         .finish();
-    let layers = [world.layer("application/vnd.cncf.model.weight.config.v1.tar", &tar, json!({}))];
+    let layers = [world.layer("application/vnd.cncf.model.weight.config.v1.tar", &tar, &json!({}))];
     let name = world.put("models/packed:1", MODEL, &layers);
     world.larder(&["pull", &name]).expect(0);
     let dir = path_of(world.home.path(), "files");

@@ -146,7 +146,8 @@ fn an_archive_has_the_images_of_several_platforms() {
     assert!(refused.stderr.contains("--platform linux/s390x"), "{refused:?}");
     larder(&["load", "--platform", "linux/s390x", &one]).expect(0);
     larder(&["image", "exists", &name]).expect(1);
-    larder(&["load", &both]).expect(0);
+    let loaded = larder(&["load", &both]).expect(0);
+    assert!(loaded.stderr.contains("for platform linux/s390x"), "{loaded:?}");
     larder(&["load", "--platform", "linux/s390x", &both]).expect(0);
     let digests = |run: LarderOutput| run.json()[0]["repoDigests"].clone();
     for name in [&name, &other] {
