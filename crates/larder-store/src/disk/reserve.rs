@@ -86,6 +86,13 @@ pub struct ReserveReached {
     lacks_inodes: bool,
 }
 
+impl ReserveReached {
+    /// Returns true if inodes are short, and not bytes.
+    pub fn lacks_inodes(self) -> bool {
+        self.lacks_inodes
+    }
+}
+
 /// `insufficient space: 67.2MB free (67.1MB reserved)`
 impl fmt::Display for ReserveReached {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

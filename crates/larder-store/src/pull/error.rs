@@ -5,11 +5,13 @@ use std::io;
 use std::time::Duration;
 
 use larder::backend::ReclaimBytes;
+use larder::go_format;
 use larder::hint::Hint;
 use larder::reference::{Digest, Platform};
 
+use crate::disk::ReserveReached;
 use crate::store::StoreError;
-use crate::store::admission::InsufficientSpace;
+use crate::store::admission::{InsufficientSpace, SpaceEstimate};
 use crate::store::error::{hint_of_io, is_no_space};
 use crate::store::import::ImportError;
 use crate::unpack::UnpackError;
@@ -41,6 +43,15 @@ pub enum PullError {
     /// The disk has not enough space for this image.
     #[error(transparent)]
     InsufficientSpace(#[from] InsufficientSpace),
+    /// The pull was admitted, and the disk was full before its end.
+    #[error("needs more disk space than the estimated {}", go_format::bytes(estimated.likely.bytes))]
+    OutOfSpace {
+        /// Disk usage for which it was admitted.
+        estimated: SpaceEstimate,
+        /// What could not be written.
+        #[source]
+        cause: Box<PullError>,
+    },
     /// The store failed.
     #[error(transparent)]
     Store(StoreError),
@@ -94,7 +105,7 @@ impl PullError {
     /// Returns true if the disk, or this user's part of it, is full.
     pub fn is_no_space(&self) -> bool {
         match self {
-            PullError::InsufficientSpace(_) => true,
+            PullError::InsufficientSpace(_) | PullError::OutOfSpace { .. } => true,
             PullError::Store(error) if error.is_no_space() => true,
             _ => self.of_disk(|error| is_no_space(error).then_some(())).is_some(),
         }
@@ -105,8 +116,23 @@ impl PullError {
     pub(crate) fn reclaim_bytes(&self) -> Option<ReclaimBytes> {
         match self {
             PullError::InsufficientSpace(error) => error.reclaim_bytes(),
+            // How much more it takes is unknown: a part of the estimate, or as much again.
+            PullError::OutOfSpace { estimated, .. } if !self.lacks_inodes() => {
+                Some(ReclaimBytes { least: estimated.least.bytes / 4, likely: estimated.likely.bytes })
+            }
             _ => None,
         }
+    }
+
+    /// Adds what was estimated to the error of an admitted pull that filled the disk.
+    pub(super) fn after_admission(self, estimated: SpaceEstimate) -> PullError {
+        if self.is_no_space() { PullError::OutOfSpace { estimated, cause: Box::new(self) } } else { self }
+    }
+
+    /// Returns true if the reserve of inodes was reached, and not that of bytes.
+    fn lacks_inodes(&self) -> bool {
+        let reached = |error: &io::Error| error.get_ref()?.downcast_ref::<ReserveReached>().copied();
+        self.of_disk(reached).is_some_and(ReserveReached::lacks_inodes)
     }
 
     /// The first I/O error in the chain of causes, mapped by `what`.
@@ -128,6 +154,7 @@ impl PullError {
             PullError::Unpack { cause, .. } => cause.hint(),
             PullError::Import(error) => error.hint(),
             PullError::InsufficientSpace(error) => Some(error.hint()),
+            PullError::OutOfSpace { cause, .. } => cause.hint(),
             PullError::Store(error) => error.hint(),
             PullError::Stalled(_) | PullError::Abandoned => None,
         }

@@ -43,7 +43,9 @@ pub use load::{LoadOptions, LoadOutcome, LoadedImage};
 pub use plan::chain_id;
 
 use crate::disk::{DiskSpace, SpaceReserve};
-use crate::store::admission::{self, DeclaredSize, PullClaim, PullClaims, RemovableSpace, admit};
+use crate::store::admission::{
+    self, DeclaredSize, PullClaim, PullClaims, RemovableSpace, SpaceEstimate, admit,
+};
 use crate::store::{
     ClaimOutcome, ImageCommit, ImageRecord, IngestId, IngestReferences, LayerHandle, LeaseRecord,
     LeaseResources, Store, StoreError, TransferLogin,
@@ -133,7 +135,7 @@ impl AcquiredLayers {
 /// What becomes of a pull whose space was counted.
 enum AdmittedPull {
     /// It goes on, with a claim if it fetches something.
-    Admitted(Option<PullClaim>),
+    Admitted(SpaceEstimate, Option<PullClaim>),
     /// Running pulls claim the space.
     Waits,
 }
@@ -336,14 +338,16 @@ impl StorePuller {
         let running = self.running.begin(&plan, origin.progress());
         let claims = self.claim(origin, &plan).await?;
         origin.progress().set_layers(&plan, &claims);
-        let AdmittedPull::Admitted(claim) = self.admit(origin, &plan, &claims, may_wait).await? else {
+        let AdmittedPull::Admitted(estimated, claim) = self.admit(origin, &plan, &claims, may_wait).await?
+        else {
             return Ok(None);
         };
         let lease = match name {
             Some(name) => Some(self.lease_of(name, &plan, &ingests, &claims).await?),
             None => None,
         };
-        let layers = Box::pin(self.run_layer_jobs(origin, &plan, claims, workers.worker())).await?;
+        let layers = Box::pin(self.run_layer_jobs(origin, &plan, claims, workers.worker())).await;
+        let layers = layers.map_err(|error| error.after_admission(estimated))?;
         Ok(Some(AcquiredLayers {
             plan,
             layers,
@@ -367,7 +371,7 @@ impl StorePuller {
     ) -> Result<AdmittedPull, PullError> {
         let missing: Vec<&PlannedLayer> = plan.to_fetch(claims).collect();
         if missing.is_empty() {
-            return Ok(AdmittedPull::Admitted(None));
+            return Ok(AdmittedPull::Admitted(SpaceEstimate::default(), None));
         }
         let sizes: Vec<_> = missing.iter().map(|layer| DeclaredSize::of(&layer.descriptor)).collect();
         let ingests: Vec<IngestId> = missing.iter().map(|layer| origin.blob(layer).ingest_id()).collect();
@@ -387,7 +391,7 @@ impl StorePuller {
         };
         let (claim, claimed, need) = blocking(fits).await??;
         if claim.is_some() {
-            return Ok(AdmittedPull::Admitted(claim));
+            return Ok(AdmittedPull::Admitted(need, claim));
         }
         if may_wait && claimed != DiskSpace::ZERO {
             return Ok(AdmittedPull::Waits);
@@ -405,7 +409,7 @@ impl StorePuller {
             }
             let free = store.free()?;
             admit(need, free, reserve, RemovableSpace::Unmounted(images))?;
-            Ok(AdmittedPull::Admitted(Some(pulls.claim(need.least, free))))
+            Ok(AdmittedPull::Admitted(need, Some(pulls.claim(need.least, free))))
         })
         .await?
     }

@@ -53,8 +53,7 @@ pub(super) fn without_room(error: PullerError, outcome: RoomOutcome) -> PullerEr
 fn shortage(cause: &BackendError, outcome: RoomOutcome) -> Option<BackendError> {
     let BackendError::Call { kind, message, hint, .. } = cause else { return None };
     let lacking = kind.reclaim_bytes()?.likely;
-    let reclaimable =
-        |bytes: u64| format!("{message}, of which {} are reclaimable now", go_format::bytes(bytes));
+    let reclaimable = |bytes: u64| format!("{message}; {} are reclaimable now", go_format::bytes(bytes));
     match outcome {
         RoomOutcome::Made => None,
         RoomOutcome::NotTried { reclaimable: bytes } => {

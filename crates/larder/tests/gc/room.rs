@@ -217,7 +217,7 @@ async fn a_pull_that_lacks_space_goes_on_when_there_is_room() {
             "{refusals}: {ended:?}"
         );
         let Err(error) = ended else { continue };
-        let is_told = error.message.contains("insufficient space, of which 300B are reclaimable now");
+        let is_told = error.message.contains("insufficient space; 300B are reclaimable now");
         assert_eq!(is_told, rounds == 0, "what a round may free now: {error}");
         let failure = error.failure.expect("the backend failed");
         let hint = failure.hint.expect("a next step").to_string();
