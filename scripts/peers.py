@@ -225,14 +225,18 @@ address = '{socket}.ttrpc'
 PROXY = '''
 [proxy_plugins.larder]
 type = 'snapshot'
-address = '{proxy}'
+address = '{larder.socket}'
+'''
+EXPORTS = '''
+[proxy_plugins.larder.exports]
+root = '{larder.root}'
 '''
 
 
 class Containerd:
     """containerd of `programs`, by default of the peers, with registries from `certs`. Without peers there is no crictl.
 
-    With `snapshotter`, larder's socket, its snapshots and those of its CRI plugin are larder's.
+    With `snapshotter`, a Larder, its snapshots and those of its CRI plugin are larder's.
     """
 
     def __init__(self, peers, work, root, certs, snapshotter=None, annotations=False, programs=None):
@@ -242,13 +246,14 @@ class Containerd:
         self.version = re.search(r' v?(\d+\.\d+\S*)', run(program, '--version'))[1]
         self.state.mkdir()
         root.mkdir(parents=True, exist_ok=True)
-        text = (CONFIG_2 if self.version.startswith('1.') else CONFIG_3).format(
+        is_old = self.version.startswith('1.')
+        text = (CONFIG_2 if is_old else CONFIG_3).format(
             snapshotter='larder' if snapshotter else 'overlayfs', no_annotations=str(not annotations).lower(), certs=certs, pause=PAUSE,
             state=self.state)
         version, rest = text.strip().split('\n', 1)
         config = self.state / 'config.toml'
         config.write_text(f"{version}\nroot = '{root}'\nstate = '{self.state}/run'\n{rest}\n" + COMMON.format(socket=self.socket)
-                          + (PROXY.format(proxy=snapshotter) if snapshotter else ''))
+                          + ((PROXY if is_old else PROXY + EXPORTS).format(larder=snapshotter) if snapshotter else ''))
         self.snapshotter = 'larder' if snapshotter else 'overlayfs'
         self.crictl = peers and self.crictl_of(self.socket)
         self.server = Server(work, 'containerd', program, '--config', config, environment={'PATH': f'{program.parent}:{os.environ["PATH"]}'})
