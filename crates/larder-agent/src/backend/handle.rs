@@ -33,7 +33,7 @@ impl BackendHandle {
             }
             BackendHandle::Runtime(runtime) => format!("the images of {}", runtime.endpoint()),
             #[cfg(feature = "docker")]
-            BackendHandle::Docker(engine) => format!("the images of Docker at {}", engine.host()),
+            BackendHandle::Docker(engine) => format!("the images of {}", engine.host()),
         }
     }
 
