@@ -6,8 +6,8 @@
 //!
 //! Images differ: some grow to twice their compressed size, some to five times. A pull is refused only if the
 //! [least](SpaceEstimate) that it could take does not fit. One that grows more than that ends when it would use up the
-//! reserve, leaves nothing behind, and begins again after a round of collection; refusing one that would fit would make the
-//! image unavailable.
+//! reserve, leaves nothing behind, and begins again after a round of collection; refusing one that would fit would make
+//! the image unavailable.
 //!
 //! An admitted pull [claims](PullClaims) its least until it ends: otherwise several that begin at once get the same
 //! space, and all of them fail.
