@@ -143,7 +143,7 @@ const SHOWN: [&str; 45] = [
 ];
 
 /// Texts of theirs that may say nothing, which is `null` there.
-const MAY_BE_EMPTY: [&str; 13] = [
+const MAY_BE_EMPTY: [&str; 14] = [
     "Collection.when_unreachable",
     "Event.namespace",
     "Event.name",
@@ -153,6 +153,7 @@ const MAY_BE_EMPTY: [&str; 13] = [
     "Event.requester",
     "Event.time",
     "Image.username",
+    "Image.artifact_type",
     "Pull.waiting",
     "PullLayer.waiting",
     "StatusResponse.state",

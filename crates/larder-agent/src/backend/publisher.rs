@@ -197,9 +197,6 @@ impl StorePublisher {
 
     /// Publishes an image that is not; returns whether containerd has it then.
     pub(crate) async fn ensure_published(&self, image: &Image) -> bool {
-        if image.is_for_other_platforms() {
-            return false;
-        }
         if self.is_published(image) {
             return true;
         }

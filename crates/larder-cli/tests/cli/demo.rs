@@ -24,7 +24,7 @@ const SAID: [&str; 15] = [
     "; the kept image is undamaged. By default",
     "\nall steps passed in ",
     "\n  larder pull docker.io/library/busybox:1.36 ",
-    "\n  larder gc --all-unused ",
+    "\n  larder prune -a ",
 ];
 
 fn run(mut command: Command, arguments: &[&str], dir: &Path) -> CliOutput {

@@ -55,14 +55,17 @@ fn show(args: &DfArgs, verbose: bool, usage: &UsageResponse, out: &Printer) {
     }
     out.table(&summary(usage));
     if let Some(by_state) = &usage.usage_by_state
-        && !verbose
+        && !(verbose || args.output.is_wide())
         && usage.reclaimable_bytes == Some(0)
     {
         let retained = usage_by_state::image_states(by_state);
         let retained: Vec<String> =
             retained.map(|(state, images)| format!("{} {state}", size::bytes(images.size_bytes))).collect();
         if !retained.is_empty() {
-            out.info(format_args!("note: {}; larder explain IMAGE says how long", retained.join(", ")));
+            out.info(format_args!(
+                "note: not reclaimable: {}; larder explain IMAGE says why",
+                retained.join(", ")
+            ));
         }
     }
     out.line("");
