@@ -269,10 +269,14 @@ impl Control for ControlApi {
             let mut images = self.node().storage.backend().list().await.map_err(Error::from)?;
             images.retain(|image| goal != GcGoal::Dangling || image.repo_tags.is_empty());
             let leased: Vec<_> = self.node().collection.leases(&images).await?.into_keys().collect();
-            self.node().collection.end_leases(&leased, ended).await?;
+            self.node().collection.gate().end_leases(&leased, ended);
         }
         let collector = self.node().collection.collector()?;
         let round = Arc::new(collector.round(goal, &policy).await);
+        // After the round: on a full disk, nothing can be written before images are removed.
+        if !ended.is_empty() {
+            self.node().collection.save_ended_leases().await;
+        }
         self.node().collection.note_requested(Arc::clone(&round));
         Ok(Response::new(gc::report(collector, &policy, goal, &round).await))
     }

@@ -540,6 +540,25 @@ async fn only_leases_of_pulls_end_for_a_prune() {
     assert_eq!(removed, ["sha256:pulled:1"]);
 }
 
+/// On a full disk, say, where only removals make room.
+#[tokio::test]
+async fn a_round_removes_leased_images_while_leases_cannot_be_written() {
+    let served = TestDaemon::new();
+    lease_new_image(&served, "pulled:1", LeasePurpose::Ensure).await;
+    served.node.collection.save_leases().await.unwrap();
+    let taken = served.dir.path().join("leases.json.new");
+    fs_err::create_dir(&taken).unwrap();
+    let goal = Some(Goal::AllUnused(true));
+    let ended_leases = api::EndedLeases::Pulls.into();
+    let request = api::CollectRequest { goal, ended_leases, ..Default::default() };
+    let round = served.client().collect(request).await.unwrap().into_inner();
+    assert_eq!((round.removals.len(), round.error), (1, None));
+    fs_err::remove_dir(taken).unwrap();
+    served.node.collection.save_leases().await.unwrap();
+    let next = RemovalGate::with_file(served.dir.path().join("leases.json"), Duration::ZERO);
+    assert_eq!(next.active_leases(), [], "the end is saved later");
+}
+
 #[tokio::test]
 async fn a_request_for_a_lease_is_answered_with_the_longest_one() {
     let served = TestDaemon::new();

@@ -55,6 +55,7 @@ fn images_are_saved_and_removed_on_a_full_disk() {
         // As after a failed sync, or a rebuild.
         fs_err::write(disk.path().join("store/larder.db-wal"), "").unwrap();
         larder(&["images"]).expect(0);
+        larder(&["lease", "registry.example/app-1:image", "1h"]).expect(0);
         fill(&disk.path(), inodes);
         let mut new = larder_in(home.path());
         new.arg("--root")
@@ -71,8 +72,9 @@ fn images_are_saved_and_removed_on_a_full_disk() {
         let archive = home.path().join("app-0.tar").to_string_lossy().into_owned();
         larder(&["save", "-o", &archive, "registry.example/app-0:image"]).expect(0);
         larder(&["rm", "registry.example/app-0:image"]).expect(0);
-        let collected =
-            larder(&["gc", "--all-unused", "--force", "--minimum-image-ttl-duration", "0"]).expect(0);
+        let arguments =
+            ["gc", "--all-unused", "--force", "--force-leases", "--minimum-image-ttl-duration", "0"];
+        let collected = larder(&arguments).expect(0);
         assert!(collected.stdout.contains("removed 2 images"), "inodes: {inodes}: {collected:?}");
         assert_eq!(larder(&["images", "-q"]).expect(0).stdout, "");
         larder(&["fsck"]).expect(0);

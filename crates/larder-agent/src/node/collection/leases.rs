@@ -47,6 +47,16 @@ impl Collection {
         self.save_leases().await
     }
 
+    /// Waits until the ends of leases on removed images are on disk. A failure is logged: the images are removed.
+    pub(crate) async fn save_ended_leases(&self) {
+        if let Err(error) = self.save_leases().await {
+            tracing::warn!(
+                "a later process may retain a removed image that is pulled again: {}",
+                error.message()
+            );
+        }
+    }
+
     /// Waits until the leases taken and ended so far are on disk.
     pub(crate) async fn save_leases(&self) -> Result<(), Error> {
         let saved = self.gate.save_leases().await;

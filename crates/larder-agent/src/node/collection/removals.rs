@@ -53,12 +53,7 @@ impl Collection {
         freed: Option<DiskSpace>,
         pin: Option<String>,
     ) {
-        if let Err(error) = self.save_leases().await {
-            tracing::warn!(
-                "a later process may retain a removed image that is pulled again: {}",
-                error.message()
-            );
-        }
+        self.save_ended_leases().await;
         let by = Peer::current();
         self.observability.metrics().image_removed(api.word());
         if api == RequestApi::Cri {
