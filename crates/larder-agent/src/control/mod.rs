@@ -40,7 +40,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::{JoinError, spawn_blocking};
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 use crate::image_name;
 use crate::node::Node;
 use crate::serve::connections::Connections;
@@ -358,11 +358,8 @@ impl Control for ControlApi {
         let options = MountOptions { writable, suid, dev };
         let target = absolute(&target)?;
         self.node().storage.require_store()?;
-        let image = match find::find(named(&image)?, &**self.node().storage.backend()).await {
-            Ok(found) => found.key().to_owned(),
-            Err(error) if error.kind() == ErrorKind::NotFound => image, // a mount has its own next step for that
-            Err(error) => return Err(error.into()),
-        };
+        let found = find::find(named(&image)?, &**self.node().storage.backend()).await?;
+        let image = found.key().to_owned();
         let mount = self.store(move |store| mounts::mount_of(store, &image, &target, options)).await?;
         Ok(Response::new(api::MountResponse { mount: Some(mount) }))
     }

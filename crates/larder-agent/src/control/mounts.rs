@@ -4,7 +4,6 @@ use std::path::Path;
 use std::time::SystemTime;
 
 use larder::error_chain;
-use larder::hint::Hint;
 use larder_api::v1::Mount;
 use larder_store::mounts::{MountError, MountOptions};
 use larder_store::store::{MountRecord, Store};
@@ -18,14 +17,8 @@ pub(super) fn mount_of(
     target: &Path,
     options: MountOptions,
 ) -> Result<Mount, Error> {
-    let mount = store.mount(image, target, options, SystemTime::now()).map_err(|error| {
-        let failure = failed(&error);
-        match error {
-            MountError::Store(_) => failure.hint(Hint::new().command(["pull".to_owned(), image.to_owned()])),
-            _ => failure,
-        }
-    })?;
-    Ok(shown(&mount, 0))
+    let mount = store.mount(image, target, options, SystemTime::now());
+    mount.map(|mount| shown(&mount, 0)).map_err(|error| failed(&error))
 }
 
 /// Ends a mount of this store. May block.

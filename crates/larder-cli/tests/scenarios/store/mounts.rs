@@ -20,6 +20,12 @@ fn a_mounted_image_is_in_use_until_it_is_unmounted() {
     fs_err::create_dir(&dir).unwrap();
     let target = dir.to_string_lossy().into_owned();
 
+    let digits = &machine.larder(&["images", "-q"]).expect(0).stdout["sha256:".len()..][..3];
+    for part in ["web:1", digits] {
+        let run = machine.larder(&["mount", part, &target]).expect(1);
+        let is_named = run.stderr.contains("image not found") && run.stderr.contains("similar images: ");
+        assert!(is_named && run.stderr.contains(&name) && !run.stderr.contains("pull"), "{run:?}");
+    }
     machine.larder(&["mount", "--writable", &name, &target]).expect(0);
     assert_eq!(fs_err::metadata(dir.join("srv/data")).unwrap().len(), 50_000);
     fs_err::write(dir.join("srv/new"), "written").unwrap();
