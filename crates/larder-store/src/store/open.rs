@@ -93,6 +93,13 @@ impl LockedStoreDir {
             Ok(found) if !found.is_dir() => {
                 return Err(StoreOpenError::NotADirectory { root: root.to_owned() });
             }
+            // Before the advice about what others can change in it.
+            Ok(_) if is_of_another_program(root) => {
+                return Err(StoreOpenError::NotAStore { root: root.to_owned() });
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
+                return Err(StoreOpenError::NotADirectory { root: root.to_owned() });
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound && absent != MissingStoreAction::Make => {
                 return Err(no_store());
             }
@@ -190,6 +197,12 @@ fn check_format(layout: &StoreLayout) -> Result<bool, StoreOpenError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(cause) => Err(StoreOpenError::Io { doing: "open", root: root(), cause }),
     }
+}
+
+/// Returns true if a directory has files, and none of a store. False where that cannot be determined.
+fn is_of_another_program(root: &Path) -> bool {
+    let has_format = fs_err::symlink_metadata(StoreLayout::new(root).format()).is_ok();
+    !has_format && may_become_a_store(root).is_ok_and(|may_become| !may_become)
 }
 
 /// Whether a directory without a format may be made a store: it is empty, or an earlier attempt did not come to its

@@ -62,9 +62,10 @@ fn another_process_may_hold_the_lock() {
 fn a_directory_of_other_things_is_not_touched() {
     let dir = tempfile::tempdir().unwrap();
     fs_err::write(dir.path().join("letter.txt"), "dear").unwrap();
+    symlink("letter.txt", dir.path().join("release")).unwrap();
     let error = Store::open(dir.path(), config()).expect_err("not a store");
     assert!(matches!(error, StoreOpenError::NotAStore { .. }), "{error}");
-    assert_eq!(entries(dir.path()), ["letter.txt"]);
+    assert_eq!(entries(dir.path()), ["letter.txt", "release"]);
 }
 
 #[test]
@@ -83,8 +84,10 @@ fn where_there_is_no_store_none_is_made_unless_wanted() {
     Store::open_existing(dir.path(), config()).expect_err("its format is unknown");
     Store::rebuild(dir.path(), config()).expect("from what is there");
     let file = dir.path().join("lock");
-    let error = Store::open(&file, config()).expect_err("a file");
-    assert!(matches!(error, StoreOpenError::NotADirectory { .. }) && error.hint().is_some(), "{error}");
+    for root in [file.clone(), file.join("below")] {
+        let error = Store::open(&root, config()).expect_err("a file");
+        assert!(matches!(error, StoreOpenError::NotADirectory { .. }) && error.hint().is_some(), "{error}");
+    }
 }
 
 #[test]
