@@ -10,7 +10,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use tar_core::parse::{Limits as TarLimits, ParseError, ParseEvent, ParsedEntry, Parser};
-use tar_core::{EntryType, HEADER_SIZE, Header, PaxExtensions};
+use tar_core::{EntryType, HEADER_SIZE, Header, HeaderError, PaxExtensions};
 
 use larder::reference::Digest;
 use larder_erofs::{EntryProblem, ErofsTime, sparse_content};
@@ -381,13 +381,21 @@ fn parse_error(at: u64, input: &[u8], error: &ParseError, options: &UnpackOption
             limit: *limit as u64,
             setting: None,
         },
-        other => UnpackError::Archive { at, entry, problem: other.to_string() },
+        other => UnpackError::Archive { at, entry, problem: header_problem(other) },
+    }
+}
+
+/// The text of an error of the parser, without the bytes of the header.
+pub(crate) fn header_problem(error: &ParseError) -> String {
+    match error {
+        ParseError::Header(HeaderError::InvalidOctal(_)) => "a number in the header is not octal".to_owned(),
+        error => error.to_string(),
     }
 }
 
 /// The name of the entry whose headers begin here, for an error about them: by its extended headers, or else by its
 /// own.
-fn name_at(mut input: &[u8]) -> Option<PathBuf> {
+pub(crate) fn name_at(mut input: &[u8]) -> Option<PathBuf> {
     let mut long = None;
     loop {
         let (header, rest) = input.split_first_chunk::<HEADER_SIZE>()?;

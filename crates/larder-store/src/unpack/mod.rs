@@ -51,6 +51,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+pub(crate) use archive::{header_problem, name_at};
 pub use compression::DetectedCompression;
 pub use error::{EntryRefusal, LayerEncoding, UnpackError};
 pub(crate) use files::extract_layer;

@@ -181,6 +181,24 @@ fn assert_image(import: &Import, names: &[&str], layers: &[&str]) {
 pub(crate) const APP: &str = "registry.example/app:v1";
 
 #[test]
+fn a_damaged_header_is_reported_with_its_entry_and_place() {
+    let scratch = TempStore::new();
+    let mut archive = tar_of(&[("first".to_owned(), vec![0; 512])]);
+    archive.truncate(1024);
+    let mut header = tar::Header::new_gnu();
+    header.set_path("layer.tar").unwrap();
+    header.as_old_mut().size = [b'r'; 12];
+    header.set_cksum();
+    archive.extend(header.as_bytes());
+    archive.resize(4096, 0);
+    for from in [ImportSource::Path(write_file(&scratch, &archive)), stream(archive.clone())] {
+        let error = read(&scratch.store, from).unwrap_err().to_string();
+        let expected = "damaged at byte 1024: entry layer.tar: a number in the header is not octal";
+        assert!(error.ends_with(expected), "{error}");
+    }
+}
+
+#[test]
 fn a_layout_is_read_from_a_directory_a_file_and_a_stream() {
     let scratch = TempStore::new();
     let files = layout(APP, &["a", "b"]);

@@ -6,6 +6,7 @@ use tar_core::HEADER_SIZE;
 use tar_core::parse::{Limits, ParseEvent, ParsedEntry, Parser};
 
 use super::error::{ImportError, read};
+use crate::unpack::{header_problem, name_at};
 
 /// Most entries that an archive, or a directory's listing, may have.
 pub(crate) const MAX_ENTRIES: usize = 100_000;
@@ -120,7 +121,11 @@ impl<R: Read> TarScanner<R> {
                     return Err(damaged(self.at, &"sparse file not supported in an image archive"));
                 }
                 Ok(ParseEvent::End { .. }) => return Ok(None),
-                Err(error) => return Err(damaged(self.at, &error)),
+                Err(error) => {
+                    let problem = header_problem(&error);
+                    let named = name_at(input).map(|name| format!("entry {}: {problem}", name.display()));
+                    return Err(damaged(self.at, &named.unwrap_or(problem)));
+                }
             }
         }
     }
