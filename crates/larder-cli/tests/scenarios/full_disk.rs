@@ -69,6 +69,10 @@ fn images_are_saved_and_removed_on_a_full_disk() {
                 && refused.stderr.contains("hint: free disk space: larder ");
             assert!(names_both, "inodes: {inodes}: {refused:?}");
         }
+        let refused = larder(&["pull", "registry.invalid/app:1"]).expect(1);
+        // Kubelet's text has it twice.
+        assert_eq!(refused.stderr.matches("ecord image pull intent").count(), 2, "{refused:?}");
+        assert!(refused.stderr.contains("hint: free disk space: larder "), "{refused:?}");
         let archive = home.path().join("app-0.tar").to_string_lossy().into_owned();
         larder(&["save", "-o", &archive, "registry.example/app-0:image"]).expect(0);
         larder(&["rm", "registry.example/app-0:image"]).expect(0);

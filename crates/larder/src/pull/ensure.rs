@@ -131,8 +131,7 @@ pub enum ImagePresence {
 }
 
 /// Why the image is not present, or may not be used.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{reason}: {message}")]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EnsureError {
     /// The container's state in `kubectl get pods`.
     pub reason: EnsureReason,
@@ -159,6 +158,18 @@ pub struct BackendFailure {
     /// The next step, if the backend knows one.
     pub hint: Option<Hint>,
 }
+
+impl fmt::Display for EnsureError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.reason {
+            // Kubelet's text has the error in both.
+            EnsureReason::Other(text) if self.message.contains(text) => f.write_str(&self.message),
+            reason => write!(f, "{reason}: {}", self.message),
+        }
+    }
+}
+
+impl std::error::Error for EnsureError {}
 
 impl EnsureError {
     /// The error of a pull that failed with this text. Only its start counts: runtimes say `RegistryUnavailable` and

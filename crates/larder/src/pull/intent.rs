@@ -1,7 +1,8 @@
 //! Reports the intent and the outcome of a pull to the pull records.
 
-use super::ensure::{EnsureError, EnsureReason, EnsureRequest};
+use super::ensure::{BackendFailure, EnsureError, EnsureReason, EnsureRequest};
 use super::puller::PullerError;
+use crate::backend::CallErrorKind;
 use crate::go_format;
 use crate::records::{PullRecords, RecordedCredentials, RecordsError};
 use crate::reference::{ImageId, ImageName};
@@ -24,7 +25,9 @@ impl<'a> PullIntentGuard<'a> {
                 "Failed to record image pull intent for container image {}: {error}",
                 go_format::quote(image.as_str())
             );
-            EnsureError::new(EnsureReason::Other(error.to_string()), message)
+            let failure =
+                error.hint().map(|hint| BackendFailure { kind: CallErrorKind::Other, hint: Some(hint) });
+            EnsureError { failure, ..EnsureError::new(EnsureReason::Other(error.to_string()), message) }
         })
     }
 

@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use super::record_dir::RecordReadError;
 use crate::credentials::CredentialsError;
+use crate::files;
+use crate::hint::Hint;
 
 /// An error of the pull records. Its text appears in the pod's status.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -32,6 +34,15 @@ impl RecordsError {
     /// The error of another implementation.
     pub fn other(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         RecordsError::Other(error.into().into())
+    }
+
+    /// Returns the next step, if there is one.
+    pub(crate) fn hint(&self) -> Option<Hint> {
+        match self {
+            RecordsError::Disk(error) => files::hint_of_full_disk(error.kind()),
+            RecordsError::Intent(cause) => cause.hint(),
+            RecordsError::Credentials(_) | RecordsError::Closed | RecordsError::Other(_) => None,
+        }
     }
 
     /// Whether no space is left on the disk.
