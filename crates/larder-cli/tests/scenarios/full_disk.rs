@@ -75,7 +75,8 @@ fn images_are_saved_and_removed_on_a_full_disk() {
         assert!(refused.stderr.contains("hint: free disk space: larder "), "{refused:?}");
         let archive = home.path().join("app-0.tar").to_string_lossy().into_owned();
         larder(&["save", "-o", &archive, "registry.example/app-0:image"]).expect(0);
-        larder(&["rm", "registry.example/app-0:image"]).expect(0);
+        let removed = larder(&["rm", "registry.example/app-0:image"]).expect(0);
+        assert!(!removed.stderr.contains("error=\""), "no fields of the log: {removed:?}");
         let arguments =
             ["gc", "--all-unused", "--force", "--force-leases", "--minimum-image-ttl-duration", "0"];
         let collected = larder(&arguments).expect(0);

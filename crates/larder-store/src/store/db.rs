@@ -339,7 +339,7 @@ impl Db {
 
     fn report(&self, cleaned: DbResult<()>) {
         if let Err(error) = cleaned {
-            tracing::warn!(%error, database = %self.path.display(), "cannot copy the database's log");
+            tracing::warn!("cannot copy the log of the database {}: {error}", self.path.display());
         }
     }
 }
