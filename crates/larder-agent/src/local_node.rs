@@ -309,7 +309,11 @@ impl LocalNode {
         if let Some(error) = read_error.take() {
             return Err(Error::bad_input(format!("{}: cannot read: {error}", from.display())));
         }
-        Ok(answer?.images.into_iter().map(|image| image.id).collect())
+        let api::LoadResponse { images, error, .. } = answer?;
+        match error {
+            Some(error) => Err(error.into()),
+            None => Ok(images.into_iter().map(|image| image.id).collect()),
+        }
     }
 
     /// Writes images to an archive of an OCI layout, from which [`load`](LocalNode::load) and other tools make them

@@ -15,7 +15,7 @@ use larder::reference::{ImageName, PlatformError, Reference};
 use larder_api::convert::millis;
 use larder_api::v1 as api;
 use larder_store::backend::StoreBackend;
-use larder_store::pull::{LoadOptions, LoadOutcome, LoadedImage, PullError};
+use larder_store::pull::{FailedImage, LoadOptions, LoadOutcome, LoadedImage, PullError};
 use larder_store::store::import::{ImportError, ImportSource, LeftOutManifest};
 use larder_store::unpack::UnpackError;
 use tokio::sync::{Semaphore, mpsc};
@@ -166,7 +166,7 @@ async fn import(
     from: ImportSource,
     options: &LoadOptions,
 ) -> Result<api::LoadResponse, Error> {
-    let LoadOutcome { images, left_out } =
+    let LoadOutcome { images, left_out, failed: failed_image } =
         store.puller().load(from, options).await.map_err(|error| failed(&error))?;
     let left_out = left_out.into_iter().map(|LeftOutManifest { digest, reason }| api::LeftOutManifest {
         digest: digest.to_string(),
@@ -176,6 +176,7 @@ async fn import(
         images: images.into_iter().map(loaded_image).collect(),
         left_out: left_out.collect(),
         lease_milliseconds: 0,
+        error: failed_image.map(|failure| partial(&failure).into()),
     })
 }
 
@@ -209,6 +210,15 @@ fn failed(error: &PullError) -> Error {
         _ => Error::failed(error_chain(error)),
     };
     failure.hints(error.hint())
+}
+
+/// Converts the error of an image after others that were loaded.
+fn partial(failure: &FailedImage) -> Error {
+    let error = failed(&failure.cause);
+    match failure.names.first() {
+        Some(name) => error.about(format!("image {name}")),
+        None => error,
+    }
 }
 
 /// Whether the bytes are not those of a layer.

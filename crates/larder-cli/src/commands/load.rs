@@ -41,7 +41,7 @@ pub(super) async fn run(args: &LoadArgs, session: &CommandSession) -> Result<Com
     let mut lease = Duration::ZERO;
     for file in &files {
         match send(&client, file, &request).await {
-            Ok(LoadResponse { images, left_out, lease_milliseconds }) => {
+            Ok(LoadResponse { images, left_out, lease_milliseconds, error }) => {
                 lease = Duration::from_millis(lease_milliseconds);
                 for LeftOutManifest { digest, reason } in left_out {
                     out.info(format_args!("note: {}: left out {digest}: {reason}", file.display()));
@@ -53,11 +53,13 @@ pub(super) async fn run(args: &LoadArgs, session: &CommandSession) -> Result<Com
                     }
                 }
                 loaded.extend(images);
+                if let Some(error) = error {
+                    Failure::from(error).about(name_of(file)).print(out);
+                    outcome = outcome.max(CommandOutcome::Failed);
+                }
             }
             Err(failure) => {
-                let is_stdin = file == Path::new("-");
-                let name = if is_stdin { "standard input".into() } else { file.display().to_string() };
-                let ended = failure.about(name).print(out);
+                let ended = failure.about(name_of(file)).print(out);
                 outcome = outcome.max(ended);
                 // The rest has no better chance.
                 if ended == CommandOutcome::Unreachable {
@@ -80,6 +82,11 @@ pub(super) async fn run(args: &LoadArgs, session: &CommandSession) -> Result<Com
         out.hint(Hint::new().command(["keep".to_owned(), name.clone()]).text(" keeps it without an end"));
     }
     Ok(outcome)
+}
+
+/// How messages name a file.
+fn name_of(file: &Path) -> String {
+    if file == Path::new("-") { "standard input".to_owned() } else { file.display().to_string() }
 }
 
 async fn send(client: &Client, file: &Path, request: &LoadRequest) -> Result<LoadResponse, Failure> {

@@ -50,17 +50,28 @@ pub struct LoadedImage {
 }
 
 /// Images of an archive that are present now.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct LoadOutcome {
     /// The images.
     pub images: Vec<LoadedImage>,
     /// Manifests that the archive has beside them.
     pub left_out: Vec<LeftOutManifest>,
+    /// The image that failed after them; those behind it were not tried.
+    pub failed: Option<FailedImage>,
+}
+
+/// An image of an archive that could not be loaded.
+#[derive(Debug)]
+pub struct FailedImage {
+    /// Its names in the archive; may be empty.
+    pub names: Vec<String>,
+    /// Why not.
+    pub cause: PullError,
 }
 
 impl StorePuller {
     /// Makes the images of `from` present: an OCI layout in a directory or an archive, or the output of `docker save`.
-    /// Images before one that fails remain.
+    /// Images before one that fails remain; an error means that there are none.
     pub async fn load(&self, from: ImportSource, options: &LoadOptions) -> Result<LoadOutcome, PullError> {
         let LoadOptions { base_name, platform } = options.clone();
         let requested = platform.filter(|platform| !platform.is_host());
@@ -81,23 +92,22 @@ impl StorePuller {
         }
         let import = Arc::new(read?);
         let left_out = import.left_out.clone();
-        let images = self.load_images(&import, &platform).await;
-        Ok(LoadOutcome { images: images?, left_out })
-    }
-
-    async fn load_images(
-        &self,
-        import: &Arc<Import>,
-        platform: &PlatformMatcher,
-    ) -> Result<Vec<LoadedImage>, PullError> {
-        let mut loaded = Vec::with_capacity(import.images.len());
+        let mut outcome = LoadOutcome { images: Vec::new(), left_out, failed: None };
         for found in &import.images {
             let workers = PullWorkers::new(self.syncer.begin(), &self.ending);
-            let image = self.load_image(import, found, platform, &workers).await;
+            let image = self.load_image(&import, found, &platform, &workers).await;
             workers.end().await;
-            loaded.push(self.reclaim_if_full(image).await?);
+            match self.reclaim_if_full(image).await {
+                Ok(image) => outcome.images.push(image),
+                Err(cause) if outcome.images.is_empty() => return Err(cause),
+                Err(cause) => {
+                    let names = found.names.iter().map(ToString::to_string).collect();
+                    outcome.failed = Some(FailedImage { names, cause });
+                    break;
+                }
+            }
         }
-        Ok(loaded)
+        Ok(outcome)
     }
 
     async fn load_image(

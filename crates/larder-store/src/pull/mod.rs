@@ -39,7 +39,7 @@ use tokio::sync::Semaphore;
 
 pub use error::PullError;
 pub use fetched_image::{FetchedImage, FetchedLayer};
-pub use load::{LoadOptions, LoadOutcome, LoadedImage};
+pub use load::{FailedImage, LoadOptions, LoadOutcome, LoadedImage};
 pub use plan::chain_id;
 
 use crate::disk::{DiskSpace, SpaceReserve};

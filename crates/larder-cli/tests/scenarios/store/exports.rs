@@ -114,6 +114,44 @@ fn a_saved_image_has_its_layers_and_its_id_in_other_tools() {
 }
 
 #[test]
+fn images_before_a_damaged_one_are_loaded_and_reported() {
+    let home = tempfile::tempdir().unwrap();
+    let larder = |root: &str, arguments: &[&str]| {
+        let mut command = larder_in(home.path());
+        command.arg("--root").arg(home.path().join(root)).args(arguments);
+        LarderProcess::start(command).finish()
+    };
+    let names = ["registry.example/first:image", "registry.example/second:image"];
+    for name in names {
+        let layout = home.path().join("layout");
+        ImageBuilder::new().layer(LayerFiles::new().file("srv/name", name)).write(&layout).unwrap();
+        let repository = name.trim_end_matches(":image");
+        larder("store", &["load", &layout.to_string_lossy(), "--name", repository]).expect(0);
+        fs_err::remove_dir_all(layout).unwrap();
+    }
+    let file = home.path().join("both.tar");
+    let archive = file.to_string_lossy().into_owned();
+    larder("store", &[&["save", "-o", &archive][..], &names].concat()).expect(0);
+    let mut bytes = fs_err::read(&file).unwrap();
+    let content = bytes.windows(names[1].len()).enumerate();
+    let at: Vec<usize> =
+        content.filter(|(_, window)| *window == names[1].as_bytes()).map(|(at, _)| at).collect();
+    // The name is also that of the image, in its index; the content of a file fills a block.
+    let at = at.into_iter().find(|at| bytes[at + names[1].len()] == 0).unwrap();
+    bytes[at] ^= 1;
+    fs_err::write(&file, bytes).unwrap();
+
+    let loaded = larder("loaded", &["load", &archive]).expect(1);
+    assert_eq!(loaded.stdout, format!("Loaded image: {}\n", names[0]));
+    let problem = format!("both.tar: image {}: cannot unpack layer sha256:", names[1]);
+    assert!(loaded.stderr.contains(&problem), "{loaded:?}");
+    let leases = larder("loaded", &["lease", "-o", "json"]).expect(0).json();
+    assert_eq!(leases.as_array().unwrap().len(), 1, "{leases}");
+    let again = larder("loaded", &["load", "-o", "json", &archive]).expect(1).json();
+    assert_eq!(again[0]["repoTags"][0], names[0], "{again}");
+}
+
+#[test]
 fn a_loaded_image_has_the_digests_of_its_repository() {
     let Some(machine) = MachineWithoutRuntime::new() else { return };
     let pushed = ImageBuilder::small(1, 50_000).push(&machine.registry, "shop/web:1").unwrap();
