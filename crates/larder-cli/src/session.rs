@@ -308,7 +308,11 @@ impl CommandSession {
                 settings.as_ref().ok().filter(|_| command.is_none()).map(|settings| &settings.target);
             if let Some(process) = target.and_then(failures::unready_daemon) {
                 let busy = format!("the daemon (process {process}) starts or stops");
-                return Err(NodeOpenError::InUse(Failure::unreachable(busy)));
+                let busy = Failure::unreachable(busy).hint("if it runs, select it with --daemon SOCKET");
+                return Err(NodeOpenError::InUse(busy));
+            }
+            if let Some(hidden) = target.and_then(failures::hidden_store) {
+                return Err(hidden.into());
             }
             return Err(self.no_daemon(command, settings.err()).await.into());
         }

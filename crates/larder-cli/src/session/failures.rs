@@ -1,5 +1,6 @@
 //! Failures to reach images, and which flag or variable led there.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use larder::hint::Hint;
@@ -35,6 +36,19 @@ pub(super) fn unready_daemon(target: &BackendTarget) -> Option<u32> {
     let process: u32 = fs_err::read_to_string(root.join("lock")).ok()?.trim().parse().ok()?;
     let arguments = fs_err::read(format!("/proc/{process}/cmdline")).ok()?;
     arguments.split(|byte| *byte == 0).skip(1).any(|word| word == b"serve").then_some(process)
+}
+
+/// The failure to look for a daemon in a store that this user may not search.
+pub(super) fn hidden_store(target: &BackendTarget) -> Option<Failure> {
+    let BackendTarget::Store(root) = target else { return None };
+    let error = fs_err::symlink_metadata(root.join("daemon")).err()?;
+    (error.kind() == io::ErrorKind::PermissionDenied).then(|| {
+        Failure::unreachable(format!(
+            "cannot determine whether a daemon is running: {}: permission denied",
+            root.display()
+        ))
+        .hint("run as the user who owns the store, or as root, or select the daemon with --daemon SOCKET")
+    })
 }
 
 /// Returns `stop UNIT`, or `--user stop UNIT`, for a process that systemd has started as a service.

@@ -304,6 +304,12 @@ fn a_user_without_access_to_the_daemon_gets_a_hint() {
     std::os::unix::fs::chown(machine.socket(), None, Some(1)).unwrap();
     let run = machine.larder(&["images"]).expect(3);
     assert!(run.stderr.contains("hint: join the group daemon, or run as root"), "{run:?}");
+    fs_err::set_permissions(machine.root(), std::fs::Permissions::from_mode(0o700)).unwrap();
+    for command in ["status", "events"] {
+        let run = machine.larder(&[command]).expect(3);
+        assert!(run.stderr.contains("cannot determine whether a daemon is running"), "{run:?}");
+        assert!(run.stderr.contains("hint: run as the user who owns the store"), "{run:?}");
+    }
     machine.user = None;
 }
 
