@@ -31,7 +31,7 @@ use crate::control;
 use crate::environment::DefaultPaths;
 use crate::error::Error;
 use crate::node::{Node, NodeOptions, StateDirAccess};
-use crate::serve::CommandServer;
+use crate::serve::{CommandServer, JoinedPulls};
 
 /// The images of one store, opened with default settings: each image that was just ensured is leased, so that a
 /// collection does not remove it, and space is counted by layers. No settings file is read. While the node is open,
@@ -396,7 +396,9 @@ impl LocalNode {
     /// Waits for commands that work through this node, and until all records are on disk. Dropping the node instead
     /// loses no image, but may lose the last use of one.
     pub async fn close(self) {
-        self.server.close(|joined| tracing::info!("waiting for {joined} commands")).await;
+        self.server
+            .close(JoinedPulls::Finish, |joined| tracing::info!("waiting for {joined} commands"))
+            .await;
     }
 }
 

@@ -18,7 +18,7 @@ use larder_agent::client::EnsureCalls;
 use larder_agent::config::{self, SettingsSources};
 use larder_agent::environment::DefaultPaths;
 use larder_agent::node::{Node, NodeOptions, StateDirAccess};
-use larder_agent::serve::CommandServer;
+use larder_agent::serve::{CommandServer, JoinedPulls};
 use larder_api::v1::{ImagesRequest, ImagesResponse};
 use larder_registry::{Proxy, RegistryConfig};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
@@ -209,5 +209,5 @@ async fn hostile_registries_neither_slow_down_other_pulls_nor_get_private_images
     assert!(after.images.contains(&before.images[0]), "the private image is unchanged");
     let secret = format!("/blobs/{}", node.victim.layers[0]);
     assert!(node.honest.requests_for(&secret).is_empty());
-    node.server.close(|_| ()).await;
+    node.server.close(JoinedPulls::Finish, |_| ()).await;
 }

@@ -416,6 +416,7 @@ fn failure_kind(kind: CallErrorKind) -> api::FailureKind {
         CallErrorKind::NotFound => api::FailureKind::NotFound,
         CallErrorKind::Denied => api::FailureKind::Denied,
         CallErrorKind::InsufficientSpace { .. } => api::FailureKind::InsufficientSpace,
+        CallErrorKind::DeadlineExceeded => api::FailureKind::DeadlineExceeded,
         _ => api::FailureKind::Other,
     }
 }
@@ -466,6 +467,7 @@ pub fn failed_from(failed: api::Failed) -> EnsureError {
         api::FailureKind::NotFound => Some(CallErrorKind::NotFound),
         api::FailureKind::Denied => Some(CallErrorKind::Denied),
         api::FailureKind::InsufficientSpace => Some(CallErrorKind::InsufficientSpace { reclaim_bytes }),
+        api::FailureKind::DeadlineExceeded => Some(CallErrorKind::DeadlineExceeded),
         api::FailureKind::Other => Some(CallErrorKind::Other),
     };
     let hint = failed.hint.map(hint_from);
@@ -595,6 +597,7 @@ mod tests {
         for (kind, hint) in [
             (Some(full), Some(Hint::new().command(["gc", "--free", "3MB"]))),
             (Some(CallErrorKind::NotFound), None),
+            (Some(CallErrorKind::DeadlineExceeded), None),
             (None, None),
         ] {
             let error = EnsureError {

@@ -29,7 +29,7 @@ use larder_agent::client::{self, Client, ControlServerAddress, is_listening, soc
 use larder_agent::config::SettingOrigin;
 use larder_agent::environment::{DefaultPaths, variable};
 use larder_agent::node::{Node, NodeOptions, StateDirAccess};
-use larder_agent::serve::CommandServer;
+use larder_agent::serve::{CommandServer, JoinedPulls};
 use larder_agent::state::StateDir;
 use tokio::sync::Mutex;
 
@@ -72,6 +72,8 @@ pub(crate) struct CommandSession {
     warned: AtomicBool,
     /// True if the session worked through another command.
     joined: AtomicBool,
+    /// True if a time limit has ended a pull of the command.
+    timed_out: AtomicBool,
     /// Whether settings files are read.
     reads_files: bool,
 }
@@ -137,6 +139,7 @@ impl CommandSession {
             joined_commands: OnceLock::new(),
             warned: AtomicBool::default(),
             joined: AtomicBool::default(),
+            timed_out: AtomicBool::default(),
             reads_files: true,
         }
     }
@@ -204,12 +207,19 @@ impl CommandSession {
         Err(error.into())
     }
 
+    /// Pulls of other commands no longer keep this one from ending: its own time is over.
+    pub(crate) fn note_time_limit(&self) {
+        self.timed_out.store(true, Ordering::Relaxed);
+    }
+
     /// Closes the node in this process, after the calls of other commands that are in progress.
     pub(crate) async fn close(&self) {
         let Some(server) = self.server.lock().await.take() else { return };
+        let pulls =
+            if self.timed_out.load(Ordering::Relaxed) { JoinedPulls::HandOver } else { JoinedPulls::Finish };
         let waiting =
             |commands: usize| self.out.info(format_args!("note: waiting for {}", joined_calls(commands)));
-        server.close(waiting).await;
+        server.close(pulls, waiting).await;
     }
 
     /// Returns the socket of the daemon that serves these images, if one does.

@@ -1,9 +1,11 @@
 //! Serves the control API to other commands of the same user while a command has the images open.
 //!
 //! Promises: a second command joins the first instead of failing; calls that joined end before the first command does,
-//! and a joined command without a call holds it up no longer than a moment; the socket has mode 0600, and is gone when
-//! nothing serves it any more.
+//! but for pulls that are [handed over](JoinedPulls::HandOver), and a joined command without a call holds it up no
+//! longer than a moment; the socket has mode 0600, and is gone when nothing serves it any more.
 
+use std::future;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +17,7 @@ use tokio::time;
 
 use super::connections::Connections;
 use super::http_handler::HttpHandler;
-use super::router::Router;
+use super::router::{Router, is_ensure};
 use super::socket::{BoundSocket, SocketOptions};
 use crate::client::{self, Client};
 use crate::control::{self, ControlApi, ServingProcess};
@@ -87,19 +89,43 @@ impl CommandServer {
         move || connections.busy()
     }
 
-    /// Ends the server: calls of joined commands finish, and state for later processes is flushed to disk. `waiting` is
-    /// called with the number of other commands whose calls take longer than `REPORT_WAIT_AFTER`.
-    pub async fn close(self, waiting: impl FnOnce(usize)) {
+    /// Ends the server: calls of joined commands finish, as `pulls` says, and state for later processes is flushed to
+    /// disk. `waiting` is called with the number of other commands whose calls take longer than `REPORT_WAIT_AFTER`.
+    pub async fn close(self, pulls: JoinedPulls, waiting: impl FnOnce(usize)) {
         self.stop.send_replace(true);
-        if let Some(mut serving) = self.serving
-            && time::timeout(REPORT_WAIT_AFTER, &mut serving).await.is_err()
-        {
-            let busy = self.connections.busy();
-            if busy > 0 {
-                waiting(busy);
+        if let Some(mut serving) = self.serving {
+            let handed_over = async {
+                match pulls {
+                    JoinedPulls::Finish => future::pending().await,
+                    JoinedPulls::HandOver => self.connections.until_all_call(is_ensure).await,
+                }
+            };
+            let mut ended = pin!(async {
+                tokio::select! {
+                    _ = &mut serving => {}
+                    () = handed_over => {
+                        serving.abort();
+                        let _ = serving.await;
+                    }
+                }
+            });
+            if time::timeout(REPORT_WAIT_AFTER, &mut ended).await.is_err() {
+                let busy = self.connections.busy();
+                if busy > 0 {
+                    waiting(busy);
+                }
+                ended.await;
             }
-            let _ = serving.await;
         }
         self.node.flush().await;
     }
+}
+
+/// How pulls of joined commands end when the command does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum JoinedPulls {
+    /// They finish first.
+    Finish,
+    /// They end at once: the joined commands continue them in a process of their own.
+    HandOver,
 }

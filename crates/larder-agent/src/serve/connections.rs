@@ -99,6 +99,17 @@ impl Connections {
         }
     }
 
+    /// Waits until every open connection has a call under way, and `is_meant` is true of the paths of all calls.
+    pub(super) async fn until_all_call(&self, is_meant: fn(&str) -> bool) {
+        loop {
+            let ended = self.0.ended.notified();
+            if self.table().all_call(is_meant) {
+                return;
+            }
+            ended.await;
+        }
+    }
+
     /// Asks each connection to close that has had no call for this long, until dropped.
     pub(super) async fn close_idle(&self, after: Duration) {
         loop {
@@ -199,6 +210,10 @@ impl ConnectionTable {
 
     fn has_any(&self, ids: &[u64]) -> bool {
         ids.iter().any(|id| self.open.contains_key(id))
+    }
+
+    fn all_call(&self, is_meant: fn(&str) -> bool) -> bool {
+        self.open.values().all(|open| open.calls > 0) && self.calls.values().all(|call| is_meant(&call.path))
     }
 
     pub(super) fn is_idle(&self, id: u64) -> bool {

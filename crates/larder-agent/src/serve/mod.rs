@@ -52,7 +52,7 @@ use router::Router;
 use socket::BoundSocket;
 use socket_file::SocketPathFile;
 
-pub use command::CommandServer;
+pub use command::{CommandServer, JoinedPulls};
 pub use socket::group_id;
 
 /// Threads that answer requests. What blocks has threads of its own.

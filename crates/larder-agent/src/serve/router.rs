@@ -181,8 +181,18 @@ where
 /// Returns the kind of request that the method of this path has: a stream, where one loads images, and one message
 /// everywhere else.
 pub(super) fn request_kind(path: &str) -> RequestKind {
-    match path.strip_prefix('/').and_then(|path| path.strip_prefix(control_server::SERVICE_NAME)) {
+    match control_method(path) {
         Some("/Load") => RequestKind::Stream,
         _ => RequestKind::One,
     }
+}
+
+/// Returns true for the path of ensures.
+pub(super) fn is_ensure(path: &str) -> bool {
+    control_method(path) == Some("/Ensure")
+}
+
+/// The method of the control API that a path names, with its slash.
+fn control_method(path: &str) -> Option<&str> {
+    path.strip_prefix('/')?.strip_prefix(control_server::SERVICE_NAME)
 }

@@ -155,7 +155,11 @@ impl EnsureRun<'_> {
         };
         let ended = ensure(&calls, requests).await;
         let (calls, ended) = self.take_over(calls, requests, ended, &ensure).await;
-        make_room::retry(calls, ended, requests, self.interrupt, out, &ensure).await
+        let (calls, ended) = make_room::retry(calls, ended, requests, self.interrupt, out, &ensure).await;
+        if requests.iter().zip(&ended.results).any(reached_time_limit) {
+            self.session.note_time_limit();
+        }
+        (calls, ended)
     }
 
     /// Requests what the command that this one worked through left unfinished, of the process that has the images now.
@@ -187,6 +191,12 @@ impl EnsureRun<'_> {
         }
         (calls, EnsureResults { lost: retried.lost, ..ended })
     }
+}
+
+/// Returns true if the time limit of the request has ended it.
+fn reached_time_limit((request, result): (&EnsureRequest, &EnsureResult)) -> bool {
+    let EnsureResult::Failed(EnsureError { failure: Some(failure), .. }) = result else { return false };
+    request.time_limit.is_some() && failure.kind == CallErrorKind::DeadlineExceeded
 }
 
 /// Makes all images present in parallel and returns the result of each. Ends early, with the rest

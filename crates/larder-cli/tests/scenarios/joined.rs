@@ -263,6 +263,21 @@ fn a_pull_takes_over_when_the_command_that_it_works_through_is_ended() {
 }
 
 #[test]
+fn a_pull_ends_at_its_time_limit_and_others_continue_theirs() {
+    let Some(world) = store() else { return };
+    let gate = world.gate();
+    let big = push(&world, &gate, 1, "shop/big:1");
+    let mut first = held_pull(&world, &gate, &["--pull-timeout", "3s"], &big);
+    let second = world.start_larder(&["-v", "pull", "--pull-timeout", "60s", &big]);
+    wait_until("it has joined", || second.stderr().contains("using another larder command"));
+    wait_until("the first one ends, while the layer is held", || first.is_finished());
+    assert!(first.finish().expect(1).stderr.contains("not finished within 3s"));
+    gate.open();
+    assert!(second.finish().expect(0).stdout.starts_with("sha256:"));
+    assert_eq!(world.images(), [big]);
+}
+
+#[test]
 fn a_change_that_may_have_been_made_is_not_repeated_when_the_other_command_is_ended() {
     let Some(world) = store() else { return };
     let gate = world.gate();
