@@ -280,7 +280,7 @@ impl CommandSession {
     async fn locate_server(&self, access: &ImageAccess) -> Result<ImageServer, NodeOpenError> {
         let choice = self.daemon_choice()?;
         if let DaemonChoice::At(socket) = choice {
-            self.check_agreement(&socket)?;
+            self.check_agreement(&socket).await?;
             return Ok(ImageServer::Daemon(socket));
         }
         let settings = self.local_settings(access);
@@ -442,7 +442,7 @@ impl CommandSession {
     }
 
     /// Fails where a flag names images that the named daemon does not serve.
-    fn check_agreement(&self, socket: &Path) -> Result<(), Failure> {
+    async fn check_agreement(&self, socket: &Path) -> Result<(), Failure> {
         let place = match (&self.connection.root, &self.connection.backend) {
             (Some(root), _) => format!("{} {}", self.connection.root_origin(), root.display()),
             (None, Some(backend)) => format!("--backend {backend}"),
@@ -455,9 +455,14 @@ impl CommandSession {
         let is_same = |a: &Path, b: &Path| {
             a == b || matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
         };
-        let settings = self.local_settings(&ImageAccess::read()).ok();
-        let server = settings.and_then(|settings| self.server_of(&settings.target).ok().flatten());
+        let target = self.local_settings(&ImageAccess::read()).ok().map(|settings| settings.target);
+        let server = target.as_ref().and_then(|target| self.server_of(target).ok().flatten());
         if matches!(server, Some(ControlServerAddress::Daemon(theirs)) if is_same(&theirs, socket)) {
+            return Ok(());
+        }
+        // A daemon on a full disk may not have recorded its socket.
+        let unrecorded = target.as_ref().and_then(failures::unready_daemon);
+        if unrecorded.is_some() && unrecorded == self.daemon_process(socket.to_owned()).await.pid() {
             return Ok(());
         }
         Err(Failure::bad_input(format!("{place}: the daemon at {} serves other images", socket.display()))

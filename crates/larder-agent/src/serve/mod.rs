@@ -18,6 +18,7 @@ mod socket;
 mod socket_file;
 mod systemd;
 
+use std::future;
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdTcpListener};
 use std::path::Path;
@@ -156,7 +157,7 @@ impl Daemon {
     /// at once: the next process continues them.
     pub async fn run(self) -> Result<(), Error> {
         let dashboard = self.dashboard();
-        let Daemon { node, socket, metrics, note, mut signals } = self;
+        let Daemon { node, socket, metrics, mut note, mut signals } = self;
         let cannot = |error: io::Error| Error::failed(format!("cannot use the bound sockets: {error}"));
         let BoundSocket { listener, path, own } = socket;
         let listener = UnixListener::from_std(listener).map_err(cannot)?;
@@ -176,6 +177,7 @@ impl Daemon {
             () = node.run() => {}
             () = plain.serve(metrics) => {}
             () = systemd::watchdog() => {}
+            () = record_socket(&mut note) => {}
             () = reload_when_asked(&node, &mut signals.hangup) => {}
             () = asked_to_stop(&mut signals.terminate, &mut signals.interrupt) => {}
         }
@@ -299,6 +301,14 @@ async fn reload_when_asked(node: &Arc<Node>, hangup: &mut Signal) {
         let _ = spawn_blocking(move || node.reload()).await;
         systemd::ready();
     }
+}
+
+/// Writes the file of the socket when there is disk space for it; never done.
+async fn record_socket(note: &mut Option<SocketPathFile>) {
+    if let Some(note) = note {
+        note.write_when_possible().await;
+    }
+    future::pending::<()>().await;
 }
 
 /// Lets what is under way end, within the time for it; then reports calls that did not.

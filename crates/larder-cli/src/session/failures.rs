@@ -22,6 +22,10 @@ pub(super) struct DaemonProcess {
 }
 
 impl DaemonProcess {
+    pub(super) fn pid(&self) -> Option<u32> {
+        self.pid.and_then(|pid| u32::try_from(pid).ok())
+    }
+
     /// Returns the command that stops the daemon: that of its systemd unit, if it runs in one.
     pub(super) fn stop_command(&self) -> Option<String> {
         let pid = self.pid?;

@@ -2,8 +2,10 @@
 //! elsewhere.
 
 use std::io::Write as _;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 
+use larder_testkit_peers::process::wait_until;
 use larder_testkit_peers::{ImageBuilder, LayerFiles, LoopDisk, LoopFilesystem};
 
 use crate::world::{LarderOutput, LarderProcess, larder_in};
@@ -84,4 +86,43 @@ fn images_are_saved_and_removed_on_a_full_disk() {
         assert_eq!(larder(&["images", "-q"]).expect(0).stdout, "");
         larder(&["fsck"]).expect(0);
     }
+}
+
+/// GC of a daemon must run on a full disk, where the daemon cannot record where it listens.
+#[test]
+fn a_daemon_that_started_on_a_full_disk_is_found_once_there_is_space() {
+    if !LoopFilesystem::Ext4.is_available() {
+        return;
+    }
+    let disk = LoopDisk::new(LoopFilesystem::Ext4, 96, &[]).unwrap();
+    let home = tempfile::tempdir().unwrap();
+    let socket = home.path().join("s");
+    let start = |arguments: &[&str]| {
+        let mut command = larder_in(home.path());
+        command.arg("--root").arg(disk.path().join("store")).args(arguments);
+        LarderProcess::start(command)
+    };
+    let layout = home.path().join("layout");
+    ImageBuilder::small(1, 1000).write(&layout).unwrap();
+    start(&["load", &layout.to_string_lossy(), "--name", "registry.example/app"]).finish().expect(0);
+    fill(&disk.path(), false);
+    let daemon = start(&["serve", "--metrics-address", "", "--socket", &socket.to_string_lossy()]);
+    wait_until("the daemon serves", || UnixStream::connect(&socket).is_ok());
+    let waited = start(&["--timeout", "1", "status"]).finish().expect(3);
+    for part in ["starts or stops", "hint: if it runs, select it with --daemon SOCKET", "hint: waited 1s"] {
+        assert!(waited.stderr.contains(part), "{part}: {waited:?}");
+    }
+    let daemon_flag = ["--daemon", &format!("unix://{}", socket.display())];
+    start(&[&daemon_flag[..], &["status"]].concat()).finish().expect(0);
+    let mut other = larder_in(home.path());
+    other.arg("--root").arg(home.path().join("other")).args(daemon_flag).arg("status");
+    let refused = LarderProcess::start(other).finish().expect(2);
+    assert!(refused.stderr.contains("serves other images"), "{refused:?}");
+    fs_err::remove_dir_all(disk.path().join("filler")).unwrap();
+    wait_until("the daemon has recorded its socket", || disk.path().join("store/daemon").exists());
+    let status = start(&["-v", "status"]).finish().expect(0);
+    assert!(status.stderr.contains("using the daemon at"), "{status:?}");
+    daemon.terminate();
+    daemon.finish().expect(0);
+    assert!(!disk.path().join("store/daemon").exists());
 }
