@@ -36,6 +36,13 @@ pub fn check(image: &str) -> Result<(), InvalidImageName> {
         let hint = "an image name has no spaces; give several images as separate arguments".to_owned();
         return Err(InvalidImageName { message: format!("{shown}: {cause}"), hints: vec![hint.into()] });
     }
+    if image == "sha256:" {
+        let hint = "write the digits of the ID after sha256:".into();
+        return Err(InvalidImageName {
+            message: format!("{shown}: an ID without digits"),
+            hints: vec![hint],
+        });
+    }
     let hint = meant(image).map(|meant| Hint::from(format!("did you mean {meant}?")));
     Err(InvalidImageName {
         message: format!("{shown}: {cause}"),
@@ -103,6 +110,13 @@ mod tests {
         for image in ["busybox", "127.0.0.1:5000/team/api:v2", &format!("app@sha256:{}", "a".repeat(64))] {
             assert_eq!(check(image), Ok(()), "{image}");
         }
+    }
+
+    #[test]
+    fn an_id_without_digits_is_not_taken_for_a_name() {
+        let bad = check_name_or_id("sha256:").expect_err("it has no digits");
+        assert_eq!(bad.message, "\"sha256:\": an ID without digits");
+        assert_eq!(hint_for("sha256:"), "write the digits of the ID after sha256:");
     }
 
     #[test]
