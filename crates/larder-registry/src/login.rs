@@ -61,7 +61,8 @@ impl RegistryClient {
                         refused.kind = FetchErrorKind::Tls(TlsProblem::NotPlainHttp);
                     }
                     let may_differ_elsewhere = refused.kind.is_host_gone();
-                    let failure = failed(refused.host, refused.kind);
+                    let mut failure = failed(refused.host, refused.kind);
+                    failure.context.has_authorities = !link.host.tls.authorities.is_empty();
                     if !may_differ_elsewhere {
                         return Err(failure);
                     }

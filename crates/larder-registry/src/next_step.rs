@@ -1,6 +1,7 @@
 //! The next step after a failed fetch. Pure.
 
 use std::net::IpAddr;
+use std::path::Path;
 
 use larder::credentials::CredentialLocation;
 use larder::hint::Hint;
@@ -24,6 +25,8 @@ pub(crate) struct FetchContext {
     pub(crate) hosts: Option<HostsConfig>,
     /// Whether the host is a mirror of the registry.
     pub(crate) is_mirror: bool,
+    /// Whether the configuration of the host has CA certificates.
+    pub(crate) has_authorities: bool,
     /// Whether clients that do not read `hosts.toml` have to be told to reach the registry without verified TLS.
     pub(crate) is_unverified: bool,
     /// Tags of the repository that are similar to one that does not exist.
@@ -119,7 +122,7 @@ fn of_tls(problem: &TlsProblem, error: &FetchError) -> String {
     let hosts_toml = HostsTomlExample::of(error);
     match problem {
         TlsProblem::Redirected { problem, .. } => of_tls(problem, error),
-        TlsProblem::Certificate(problem) => of_certificate(problem, &error.host, &hosts_toml),
+        TlsProblem::Certificate(problem) => of_certificate(problem, error, &hosts_toml),
         TlsProblem::NotPlainHttp => format!(
             "write server = \"https://{}\" to {}, and do not list it in registry.plainHTTP",
             error.host, hosts_toml.file
@@ -138,7 +141,8 @@ fn of_tls(problem: &TlsProblem, error: &FetchError) -> String {
     }
 }
 
-fn of_certificate(problem: &CertificateProblem, host: &str, hosts_toml: &HostsTomlExample) -> String {
+fn of_certificate(problem: &CertificateProblem, error: &FetchError, hosts_toml: &HostsTomlExample) -> String {
+    let host = &*error.host;
     match problem {
         CertificateProblem::Expired(_) => {
             format!("renew the certificate of {host}; if it is valid, set the clock of this machine (date)")
@@ -154,6 +158,12 @@ fn of_certificate(problem: &CertificateProblem, host: &str, hosts_toml: &HostsTo
         CertificateProblem::NoName => {
             let bare = host.rsplit_once(':').map_or(host, |(bare, _)| bare);
             format!("issue it again with {}", subject_alt_name(bare))
+        }
+        CertificateProblem::SelfSigned | CertificateProblem::UnknownIssuer(_) | CertificateProblem::OtherKey(_)
+            if error.context.has_authorities =>
+        {
+            let directory = Path::new(&hosts_toml.file).parent().unwrap_or(Path::new("")).display();
+            format!("the CA certificates that {directory} configures are not this one: replace or add it there")
         }
         CertificateProblem::SelfSigned => {
             hosts_toml.with("ca = \"ca.crt\"") + ", with this certificate of the registry as ca.crt beside it"
@@ -370,6 +380,17 @@ mod tests {
         ] {
             let text = hint(FetchErrorKind::Tls(problem), context(is_mirror));
             assert!(text.contains(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn where_another_ca_is_configured_the_hint_says_so() {
+        for problem in [CertificateProblem::SelfSigned, CertificateProblem::UnknownIssuer("CN=shop".into())] {
+            let hosts = Some(HostsConfig::Found("/etc/c/r".into()));
+            let context = FetchContext { hosts, has_authorities: true, ..FetchContext::default() };
+            let text = hint(FetchErrorKind::Tls(problem.into()), context);
+            let expected = "the CA certificates that /etc/c/r configures are not this one";
+            assert!(text.starts_with(expected), "{text}");
         }
     }
 

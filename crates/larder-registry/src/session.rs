@@ -421,6 +421,7 @@ impl RepositorySession {
             credential: self.credential.clone().filter(|_| gets_credential),
             hosts: Some(in_place(|| HostsConfig::of(self.image.registry(), &self.shared.config))),
             is_mirror: asked.is_some_and(|link| !link.host.is_registry),
+            has_authorities: asked.is_some_and(|link| !link.host.tls.authorities.is_empty()),
             is_unverified: asked.is_some_and(|link| link.host.is_registry && !link.host.has_public_tls()),
             nearest_tags: Vec::new(),
         }

@@ -62,10 +62,33 @@ impl HostsError {
             HostsError::Syntax { .. } | HostsError::Key { .. } => Some(
                 "the format is containerd's hosts.toml; pulls from this registry fail until the file is corrected",
             ),
-            HostsError::Certificate { .. } => Some(
-                "put a PEM file there (BEGIN CERTIFICATE, BEGIN PRIVATE KEY); pulls from this registry fail until then",
-            ),
-            HostsError::Read(_) => Some("make it readable for the user that larder runs as, or remove it"),
+            HostsError::Certificate { cause, .. } => Some(match cause {
+                TlsSettingsError::Empty => "put a PEM file there; pulls from this registry fail until then",
+                TlsSettingsError::Damaged => {
+                    "it may be truncated: copy the certificate again; pulls from this registry fail until then"
+                }
+                TlsSettingsError::OnlyKey | TlsSettingsError::Der | TlsSettingsError::NoCertificate => {
+                    "put the certificate there, in PEM (BEGIN CERTIFICATE); pulls from this registry fail until then"
+                }
+                TlsSettingsError::NoKey
+                | TlsSettingsError::EncryptedKey
+                | TlsSettingsError::UnsupportedKey
+                | TlsSettingsError::OtherKey => {
+                    "put the key of the client certificate there, in PEM (BEGIN PRIVATE KEY); pulls from this registry \
+                     fail until then"
+                }
+                TlsSettingsError::Unavailable => return None,
+            }),
+            HostsError::Read(error) => Some(match error.kind() {
+                io::ErrorKind::NotFound => {
+                    "put the file there, or correct its path in hosts.toml; pulls from this registry fail until then"
+                }
+                io::ErrorKind::IsADirectory => {
+                    "replace the directory by a file; pulls from this registry fail until then"
+                }
+                io::ErrorKind::PermissionDenied => "make it readable for the user that larder runs as",
+                _ => "make it readable, or remove it; pulls from this registry fail until then",
+            }),
             HostsError::Name { .. } => None,
         }
     }

@@ -211,6 +211,38 @@ fn certificates_that_are_missing_or_wrong_are_named() {
 }
 
 #[test]
+fn the_hint_of_a_bad_ca_file_is_about_that_file() {
+    let (root, config) = configured("reg.example", "ca = \"ca.crt\"");
+    let file = root.path().join("reg.example/ca.crt");
+    let (certificate, key) =
+        larder_testkit_peers::tls::CertificateRequest { subject: "reg.example", ..Default::default() }
+            .make(root.path(), "made")
+            .unwrap();
+    let certificate = fs_err::read_to_string(certificate).unwrap();
+    let key = fs_err::read_to_string(key).unwrap();
+    let problem = || {
+        let error = hosts_of("reg.example", &config, &|_| ()).unwrap_err();
+        format!("{}; hint: {}", error.source().unwrap(), error.hint().unwrap())
+    };
+    let missing = problem();
+    assert!(missing.contains("put the file there, or correct its path in hosts.toml"), "{missing}");
+    for (text, expected) in [
+        ("", "is empty; hint: put a PEM file there"),
+        (&*key, "no certificate; hint: put the certificate there, in PEM (BEGIN CERTIFICATE);"),
+        (&certificate[..certificate.len() / 2], "can be parsed; hint: it may be truncated: copy"),
+        ("text", "contains no PEM certificate (BEGIN CERTIFICATE); hint: put the certificate there"),
+    ] {
+        fs_err::write(&file, text).unwrap();
+        let found = problem();
+        assert!(found.contains(expected), "{expected}: {found}");
+    }
+    fs_err::remove_file(&file).unwrap();
+    fs_err::create_dir(&file).unwrap();
+    let directory = problem();
+    assert!(directory.contains("replace the directory by a file"), "{directory}");
+}
+
+#[test]
 fn docker_s_files_are_read_where_there_is_no_hosts_toml() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("localhost:5000");

@@ -109,6 +109,7 @@ pub(crate) fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, T
         _ if !is_damaged => TlsSettingsError::Damaged,
         [0x30, 0x81 | 0x82, ..] => TlsSettingsError::Der,
         _ if PrivateKeyDer::from_pem_slice(pem).is_ok() => TlsSettingsError::OnlyKey,
+        _ if String::from_utf8_lossy(pem).contains("-----BEGIN CERTIFICATE") => TlsSettingsError::Damaged,
         _ => TlsSettingsError::NoCertificate,
     })
 }

@@ -335,7 +335,7 @@ fn a_file_of_certificates_is_read_as_go_reads_it() {
         (der.to_vec(), Err(TlsSettingsError::Der)),
         (damaged.into(), Err(TlsSettingsError::Damaged)),
         (b"ca.crt".to_vec(), Err(TlsSettingsError::NoCertificate)),
-        (ca.as_bytes()[..200].to_vec(), Err(TlsSettingsError::NoCertificate)),
+        (ca.as_bytes()[..200].to_vec(), Err(TlsSettingsError::Damaged)),
     ] {
         let read = certificates(&content).map(|certificates| certificates.len());
         assert_eq!(read, expected, "{}", String::from_utf8_lossy(&content));

@@ -99,6 +99,10 @@ impl PullError {
 
     /// The next step for the user.
     pub fn hint(&self) -> Option<Hint> {
+        // Files that configure the registry are not the store's.
+        if let Some(FetchErrorKind::Hosts(_)) = self.fetch_kind() {
+            return self.hint_of_kind();
+        }
         self.of_disk(hint_of_io).or_else(|| self.hint_of_kind())
     }
 
