@@ -7,16 +7,24 @@ use larder::config::{DurationError, GoDuration};
 /// The longest duration that is accepted, a year; a longer one is a typing error.
 pub const LONGEST: Duration = Duration::from_secs(8760 * 3600);
 
+/// The end of an error.
+const EXAMPLES: &str = "write it like 90s, 5m, 1h30m or 7d";
+
 /// Reads a duration. Negative ones are refused, and those above [`LONGEST`]; a whole number without
 /// a unit is seconds.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let is_seconds = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    let days = text.strip_suffix('d').and_then(|days| days.parse::<u32>().ok());
+    let days = text.strip_suffix('d').filter(|days| !days.is_empty());
+    let days = days.filter(|days| days.bytes().all(|byte| byte.is_ascii_digit()));
     let written = match days {
-        Some(days) => format!("{}h", u64::from(days) * 24),
+        // More than that are too long anyway.
+        Some(days) => format!("{}h", days.parse::<u32>().map_or(u64::MAX, |days| u64::from(days) * 24)),
         None if is_seconds => format!("{text}s"),
         None => text.to_owned(),
     };
+    if text.strip_prefix('-').is_some_and(|text| parse_duration(text).is_ok()) {
+        return Err(format!("{text:?} must not be negative; {EXAMPLES}"));
+    }
     let duration = match GoDuration::parse(&written) {
         Ok(written) => written.to_std(),
         Err(DurationError::TooLong) => Some(Duration::MAX),
@@ -25,7 +33,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     match duration {
         Some(duration) if duration <= LONGEST => Ok(duration),
         Some(_) => Err(format!("{text:?} is too long; the maximum is 8760h (one year)")),
-        None => Err(format!("{text:?} is not a duration; write it like 90s, 5m, 1h30m or 7d")),
+        None => Err(format!("{text:?} is not a duration; {EXAMPLES}")),
     }
 }
 
@@ -107,7 +115,18 @@ mod tests {
     fn more_than_a_year_is_refused_with_the_bound() {
         assert_eq!(parse_duration("8760h"), Ok(LONGEST));
         let endless = format!("{}h", "9".repeat(400));
-        for text in ["8760h1s", "100000000h", "5000000000000000h", "99999999999999999999999h", &endless] {
+        for text in ["-1s", "-5", "-7d", "-1h30m"] {
+            assert!(parse_duration(text).expect_err(text).contains("must not be negative"), "{text}");
+        }
+        for text in [
+            "99999999999d",
+            "366d",
+            "8760h1s",
+            "100000000h",
+            "5000000000000000h",
+            "99999999999999999999999h",
+            &endless,
+        ] {
             assert!(parse_duration(text).expect_err(text).contains("8760h"), "{text}");
         }
     }

@@ -371,9 +371,12 @@ pub(crate) fn verbosity_level(verbosity: u8) -> tracing::Level {
     }
 }
 
+/// The shortest timeout: the control API counts milliseconds.
+const SHORTEST: Duration = Duration::from_millis(1);
+
 fn timeout(text: &str) -> Result<Duration, String> {
     match parse_duration(text)? {
-        Duration::ZERO => Err("must be greater than 0, such as 10s".into()),
+        short if short < SHORTEST => Err("must be at least 1ms, such as 10s".into()),
         timeout => Ok(timeout),
     }
 }

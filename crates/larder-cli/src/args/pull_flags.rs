@@ -407,9 +407,10 @@ mod tests {
             assert_eq!(request(flags), Ok(expected), "{flags:?}");
         }
         for (flags, message) in [
-            (&["--pull-timeout", "0"][..], "must be greater than 0"),
-            (&["--pull-timeout", "-5s"], "is not a duration"),
-            (&["--timeout", "-5s"], "is not a duration"),
+            (&["--pull-timeout", "0"][..], "must be at least 1ms"),
+            (&["--pull-timeout", "1ns"], "must be at least 1ms"),
+            (&["--pull-timeout", "-5s"], "must not be negative"),
+            (&["--timeout", "-5s"], "must not be negative"),
             (&["--pull-timeout", "99999999h"], "is too long; the maximum is 8760h"),
             (&["--pull-timeout", "soon"], "is not a duration"),
             (&["--insecure", "--tls-verify"], "cannot be used with"),
