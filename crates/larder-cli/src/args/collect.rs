@@ -12,6 +12,7 @@ use larder_api::convert::millis;
 use larder_api::v1::collect_request::Goal;
 use larder_api::v1::{CollectRequest, CollectionGoal, EndedLeases};
 
+use super::daemon::with_unit;
 use super::{CredentialArgs, TlsFlags};
 use crate::output::PrintFormat;
 
@@ -306,8 +307,8 @@ pub(crate) struct KeepArgs {
     #[arg(long, value_name = "N", requires = "rule")]
     pub(crate) newest: Option<usize>,
 
-    /// Only for this long after their last use.
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    /// Only for this long after their last use, such as 12h or 7d.
+    #[arg(long, value_name = "DURATION", value_parser = retention_time)]
     pub(crate) ttl: Option<Duration>,
 
     /// Only the most recently used images, up to this total size.
@@ -317,6 +318,14 @@ pub(crate) struct KeepArgs {
     /// Output format.
     #[arg(short, long, visible_alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) output: PrintFormat,
+}
+
+/// A duration with a unit, greater than 0: a rule for no time keeps nothing.
+fn retention_time(text: &str) -> Result<Duration, String> {
+    match with_unit(text)? {
+        Duration::ZERO => Err("must be greater than 0, such as 7d".to_owned()),
+        time => Ok(time),
+    }
 }
 
 /// Subcommands of `keep`, beside the addition of a rule.

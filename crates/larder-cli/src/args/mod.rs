@@ -392,6 +392,18 @@ mod tests {
     }
 
     #[test]
+    fn a_time_for_which_images_are_retained_has_a_unit() {
+        for (line, message) in [
+            (&["keep", "x", "--ttl", "1"][..], "no unit: write 1s, 1m, 1h or 1d"),
+            (&["keep", "x", "--ttl", "0"], "must be greater than 0"),
+            (&["lease", "x", "1"], "no unit: write 1s, 1m, 1h or 1d"),
+        ] {
+            let error = Cli::read(["larder"].iter().chain(line)).unwrap_err().to_string();
+            assert!(error.contains(message), "{line:?}: {error}");
+        }
+    }
+
+    #[test]
     fn flags_in_hints_are_quoted_for_a_shell() {
         let docker = GlobalFlags { backend: Some("docker".into()), ..GlobalFlags::default() };
         let root = GlobalFlags { root: Some("/my images".into()), ..GlobalFlags::default() };
