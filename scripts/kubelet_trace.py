@@ -9,7 +9,7 @@ PULL = 'runtime.v1.ImageService/PullImage'
 FETCH = 'pkg.unpack.unpacker.fetchLayer'
 # What larder's spans of a pull are called, each with its parent.
 STAGES = {'pull.Pull': PULL, 'pull.Wait': 'pull.Pull', 'pull.Resolve': 'pull.Pull', FETCH: 'pull.Pull', 'pkg.unpack.unpacker.unpackLayer': FETCH,
-          'pull.SettleLayer': 'pull.Pull', 'pull.pull.createNewImage': 'pull.Pull', 'remotes.docker.resolver.HTTPRequest': 'pull.Resolve'}
+          'pull.MergeLayer': 'pull.Pull', 'pull.pull.createNewImage': 'pull.Pull', 'remotes.docker.resolver.HTTPRequest': 'pull.Resolve'}
 SHOWN = ('image.ref', 'image.digest', 'larder.layers', 'larder.wait.reason', 'layer.media.digest', 'layer.media.size', 'http.response.status_code', 'url.path')
 
 
