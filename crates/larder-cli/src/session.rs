@@ -316,7 +316,8 @@ impl CommandSession {
         if access.daemon == DaemonUse::Required {
             let target =
                 settings.as_ref().ok().filter(|_| command.is_none()).map(|settings| &settings.target);
-            if let Some(process) = target.and_then(failures::unready_daemon) {
+            let any = choice == DaemonChoice::Any;
+            if let Some(process) = target.filter(|_| any).and_then(failures::unready_daemon) {
                 let busy = format!("the daemon (process {process}) starts or stops");
                 let busy = Failure::unreachable(busy).hint("if it runs, select it with --daemon SOCKET");
                 return Err(NodeOpenError::InUse(busy));

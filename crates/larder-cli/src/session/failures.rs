@@ -37,7 +37,13 @@ impl DaemonProcess {
 /// The process of a daemon that has the store open and does not serve it: it starts, or it stops.
 pub(super) fn unready_daemon(target: &BackendTarget) -> Option<u32> {
     let BackendTarget::Store(root) = target else { return None };
-    let process: u32 = fs_err::read_to_string(root.join("lock")).ok()?.trim().parse().ok()?;
+    let lock = root.join("lock").canonicalize().ok()?;
+    let process: u32 = fs_err::read_to_string(&lock).ok()?.trim().parse().ok()?;
+    // The file names the last process that had the store open; another one may have its number now.
+    let mut files = fs_err::read_dir(format!("/proc/{process}/fd")).ok()?.flatten();
+    if !files.any(|file| fs_err::read_link(file.path()).is_ok_and(|open| open == lock)) {
+        return None;
+    }
     let arguments = fs_err::read(format!("/proc/{process}/cmdline")).ok()?;
     arguments.split(|byte| *byte == 0).skip(1).any(|word| word == b"serve").then_some(process)
 }

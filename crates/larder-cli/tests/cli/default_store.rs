@@ -1,6 +1,7 @@
 //! Behaviour when no backend is named.
 
 use std::fs::Permissions;
+use std::io::Read as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixListener;
 use std::process::{Command, Stdio};
@@ -56,17 +57,29 @@ fn a_daemon_that_does_not_serve_yet_is_waited_for() {
         CliOutput::of(command.args(["--root", "store"]).args(arguments).output().unwrap())
     };
     run(&["pull", "127.0.0.1:1/no/such:1"]).expect(1);
-    // A process with the arguments of a daemon.
+    // A process with the arguments of a daemon, and the store's lock open.
+    let script = "exec 9<store/lock; echo ready; read line";
     let mut daemon = Command::new("sh");
-    let mut daemon =
-        daemon.args(["-c", "read line", "larder", "serve"]).stdin(Stdio::piped()).spawn().unwrap();
-    fs_err::write(world.home.path().join("store/lock"), format!("{}\n", daemon.id())).unwrap();
+    daemon.args(["-c", script, "larder", "serve"]).current_dir(world.home.path());
+    let mut daemon = daemon.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut ready = [0; 6];
+    daemon.stdout.as_mut().unwrap().read_exact(&mut ready).unwrap();
+    let lock = world.home.path().join("store/lock");
+    fs_err::write(&lock, format!("{}\n", daemon.id())).unwrap();
     let waited = run(&["--timeout", "300ms", "status"]).expect(3);
     let expected = format!("error: the daemon (process {}) starts or stops\n", daemon.id());
     assert!(waited.stderr.contains(&expected) && waited.stderr.contains("waited 300ms"), "{waited:?}");
     daemon.kill().unwrap();
     daemon.wait().unwrap();
     assert!(run(&["status"]).expect(3).stderr.contains("no daemon is running"));
+
+    // Another process that has got the number since.
+    let mut other = Command::new("sh");
+    let mut other = other.args(["-c", "read line", "other", "serve"]).stdin(Stdio::piped()).spawn().unwrap();
+    fs_err::write(&lock, format!("{}\n", other.id())).unwrap();
+    assert!(run(&["--timeout", "300ms", "status"]).expect(3).stderr.contains("no daemon is running"));
+    other.kill().unwrap();
+    other.wait().unwrap();
 }
 
 /// Commands that bring no images; each is given what it needs to get as far as the store.
