@@ -9,7 +9,6 @@ mod platforms;
 use std::path::PathBuf;
 use std::process::Command;
 
-use larder_store::store::{Store, StoreConfig};
 use larder_testkit_peers::registry::{PASSWORD, USER};
 use larder_testkit_peers::{
     ImageBuilder, Package, RegistryAccess, RegistryOptions, RegistryProcess, require,
@@ -385,7 +384,9 @@ fn bad_places_are_named() {
     command.arg("--root").arg(&dir).arg("images");
     let run = LarderProcess::start(command).finish().expect(3);
     assert!(run.stderr.contains("not an image store") && run.stderr.contains("--root DIR"), "{run:?}");
-    drop(Store::open(&machine.root(), StoreConfig::default()).unwrap());
-    let run = machine.larder(&["mount", "busybox:1", "/nowhere"]).expect(1);
+    ImageBuilder::small(1, 1000).push(&machine.registry, "shop/web:1").unwrap();
+    let name = machine.registry.image("shop/web:1");
+    machine.larder(&["pull", &name]).expect(0);
+    let run = machine.larder(&["mount", &name, "/nowhere"]).expect(1);
     assert!(run.stderr.contains("/nowhere"), "{run:?}");
 }
