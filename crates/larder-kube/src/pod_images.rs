@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use larder::pod::Pod;
 use larder::pull::{PullPolicy, default_policy};
-use larder::reference::ImageName;
+use larder::reference::{ImageName, names_platform};
 use serde::Deserialize;
 
 /// A pod as the API server sends it, with the fields that are read. All of them would be decoded at each change of a
@@ -127,9 +127,9 @@ fn volume_image(volume: &Volume) -> Option<PodImage> {
     image(source.reference.as_deref(), source.pull_policy.as_deref(), String::new(), &volume.name)
 }
 
-/// `None` without an image, and where the policy is never to pull it.
+/// `None` without an image, where the policy is never to pull it, and for a name with a platform: kubelet knows none.
 fn image(name: Option<&str>, policy: Option<&str>, field_path: String, part: &str) -> Option<PodImage> {
-    let image = ImageName::from(name.filter(|name| !name.is_empty())?);
+    let image = ImageName::from(name.filter(|name| !name.is_empty() && !names_platform(name))?);
     let policy = match policy {
         Some("Never") => return None,
         Some("Always") => PullPolicy::Always,
@@ -159,6 +159,7 @@ mod tests {
             "containers": [
                 { "name": "app", "image": "r.example/app" },
                 { "name": "local", "image": "r.example/local:1", "imagePullPolicy": "Never" },
+                { "name": "other", "image": "r.example/other:1#linux/s390x" },
             ],
             "ephemeralContainers": [{ "name": "debug", "image": "r.example/debug:1", "imagePullPolicy": "Always" }],
             "volumes": [
