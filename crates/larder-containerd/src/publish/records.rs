@@ -40,7 +40,7 @@ pub struct PublishedImage {
     pub chains: Vec<Digest>,
     /// Whether an administrator loaded it, or put it into containerd.
     pub preloaded: bool,
-    /// Whether it has names for other platforms only: containerd does not get it.
+    /// True if the image has names for other platforms only: containerd does not get it.
     pub for_other_platforms: bool,
 }
 

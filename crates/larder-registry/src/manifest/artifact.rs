@@ -53,7 +53,7 @@ pub struct ArtifactFile {
     pub mode: u32,
 }
 
-/// What a layer of an artifact becomes.
+/// A layer of an artifact as a store unpacks it: a file, or an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ArtifactLayer {
     /// Identifies the unpacked layer, as a diff ID does: of an archive the digest of its plain bytes; of a file it is
@@ -64,7 +64,8 @@ pub struct ArtifactLayer {
 }
 
 impl ArtifactManifest {
-    /// What the layers become. Fails if a path leaves the artifact, is a file and a directory, or is that of two files.
+    /// The layers as a store unpacks them. Fails if a path leaves the artifact, is a file and a directory, or is that
+    /// of two files.
     pub fn contents(&self) -> Result<Vec<ArtifactLayer>, ManifestError> {
         let mut files = BTreeMap::new();
         let mut contents = Vec::with_capacity(self.layers.len());

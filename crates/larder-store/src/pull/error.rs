@@ -48,7 +48,7 @@ pub enum PullError {
     OutOfSpace {
         /// Disk usage for which it was admitted.
         estimated: SpaceEstimate,
-        /// What could not be written.
+        /// The error of the write.
         #[source]
         cause: Box<PullError>,
     },

@@ -224,7 +224,7 @@ impl ImageTableRow {
         }
     }
 
-    /// What names it for other machines after its tag or digest.
+    /// The end of its name for other machines, such as `#linux/arm64`; else empty.
     fn platform_suffix(&self) -> String {
         self.platform.as_ref().map_or_else(String::new, |platform| format!("#{platform}"))
     }
