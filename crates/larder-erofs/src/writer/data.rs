@@ -12,10 +12,6 @@ use super::{EntryPlace, ErofsWriter, inode_of, mode_bits};
 /// Entries of a chunk map that are written at a time.
 const MAP_PIECE: usize = 1024;
 
-/// Longest tail of a file, in bytes, that is stored with its inode. Longer ones take a block of data: metadata must be
-/// on a node before a layer can be mounted, data may come later. Decision 18 has the measurement.
-const MAX_INLINE_TAIL: u64 = 1024;
-
 /// A file that does not have all its data yet.
 pub(super) struct OpenFile {
     path: Vec<u8>,
@@ -96,7 +92,7 @@ impl<O: ErofsOutput> ErofsWriter<O> {
         let mut tail_start = size;
         if layout.is_some() {
             inode.layout = DataLayout::Chunks;
-        } else if (1..=MAX_INLINE_TAIL).contains(&tail) && record <= BLOCK as u64 {
+        } else if (1..=self.options.max_inline_tail).contains(&tail) && record <= BLOCK as u64 {
             inode.layout = DataLayout::Inline;
             tail_start -= tail;
         }

@@ -26,8 +26,8 @@ use crate::disk::{DiskSpace, SpaceReserve};
 use crate::store::fetch_progress::FetchProgress;
 use crate::store::import::{Import, ImportError};
 use crate::store::{
-    ARCHIVE_RECORD, BlobSource, ClaimRequest, IngestFile, LAYER_FILE, LayerStaging, Store, StoreError,
-    TransferLogin,
+    ARCHIVE_RECORD, BLOB_START, BlobSource, ClaimRequest, IngestFile, LAYER_FILE, LayerStaging, Store,
+    StoreError, TransferLogin,
 };
 use crate::unpack::{
     ExpectedLayer, LayerDownload, PendingLayer, UnpackOptions, UnpackProgress, UnpackedLayer, unpack_file,
@@ -322,9 +322,15 @@ fn unpack_into_staging(
         diff_id: &planned.diff_id,
     };
     let (blob_bytes, path) = (bytes.open(digest)?, staging.dir().join(LAYER_FILE));
-    let unpacked = match &planned.file {
-        Some(file) => unpack_file(blob_bytes, &expected, file, &path, &options),
-        None => unpack_layer(blob_bytes, &expected, &path, &options),
+    let unpacked = match (&planned.file, &bytes) {
+        (Some(file), LayerBytes::Ingest(ingest)) => {
+            let present = BLOB_START.saturating_add(planned.descriptor.size);
+            unpack_file(blob_bytes, &expected, file, (&ingest.path(), Some(present)), &options)
+        }
+        (Some(file), LayerBytes::Import(_)) => {
+            unpack_file(blob_bytes, &expected, file, (&path, None), &options)
+        }
+        (None, _) => unpack_layer(blob_bytes, &expected, &path, &options),
     };
     let (unpacked, file) = unpacked.map_err(|cause| PullError::Unpack { digest: digest.clone(), cause })?;
     Ok(StagedLayer { staging, unpacked, file, bytes, blob })

@@ -39,8 +39,8 @@ use crate::store::error::StoreErrorContext as _;
 use crate::store::fetch_progress::FetchProgress;
 use crate::store::layer_check::check_layer_file;
 use crate::store::{
-    ClaimOutcome, ClaimRequest, Claimed, LayerClaim, LayerHandle, LayerKey, LayerMetadata, LayerWait,
-    StoreError,
+    ClaimOutcome, ClaimRequest, Claimed, LAYER_FILE, LayerClaim, LayerHandle, LayerKey, LayerMetadata,
+    LayerWait, StoreError,
 };
 use crate::unpack::{MergedLayers, UnpackError, UnpackProgress, fits_lowers};
 
@@ -334,6 +334,9 @@ impl LayerJobs<'_> {
             }
             let lowers = open_lowers(&lowers, visible).map_err(failed)?;
             let file = file.finish(&lowers, &progress).map_err(failed)?;
+            if let (Some(_), LayerBytes::Ingest(ingest)) = (&planned.file, &bytes) {
+                ingest.become_layer(&staging.dir().join(LAYER_FILE))?;
+            }
             let id = if file.depends_on_lowers { &planned.chain_id } else { &planned.diff_id };
             let facts = LayerMetadata {
                 diff_id: planned.diff_id.clone(),

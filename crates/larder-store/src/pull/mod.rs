@@ -145,6 +145,8 @@ const PULL_LEASE: Duration = Duration::from_secs(24 * 3600);
 
 /// Layers of at least so many compressed bytes are unpacked on two threads.
 const LARGE_LAYER: u64 = 8 << 20;
+/// Inodes that a blob takes which is a file: its own, and a directory meanwhile.
+const INODES_OF_FILE: u64 = 2;
 
 /// Pulls images into a store. Clones share it, and with it the bounds on what runs at once.
 #[derive(Clone)]
@@ -373,8 +375,11 @@ impl StorePuller {
         if missing.is_empty() {
             return Ok(AdmittedPull::Admitted(SpaceEstimate::default(), None));
         }
-        let sizes: Vec<_> = missing.iter().map(|layer| DeclaredSize::of(&layer.descriptor)).collect();
-        let ingests: Vec<IngestId> = missing.iter().map(|layer| origin.blob(layer).ingest_id()).collect();
+        let (files, archives): (Vec<_>, Vec<_>) = missing.into_iter().partition(|layer| layer.file.is_some());
+        let sizes: Vec<_> = archives.iter().map(|layer| DeclaredSize::of(&layer.descriptor)).collect();
+        let ingests: Vec<IngestId> = archives.iter().map(|layer| origin.blob(layer).ingest_id()).collect();
+        let files: Vec<_> =
+            files.iter().map(|layer| (layer.descriptor.size, origin.blob(layer).ingest_id())).collect();
         let _alone = self.claims.admit_alone().await;
         let (store, reserve, pulls) = (self.store.clone(), self.config.reserve, self.claims.clone());
         let fits = move || {
@@ -382,7 +387,8 @@ impl StorePuller {
             // The fetched bytes of a layer are there until it is unpacked.
             let largest = sizes.iter().map(|size| size.fetched).max().unwrap_or_default();
             let need = admission::estimate(store.ratio()?, &sizes, largest);
-            let need = need.after_download(store.ingested_bytes(&ingests), largest);
+            let need =
+                need.after_download(store.ingested_bytes(&ingests), largest).with(missing_of(&files, &store));
             let running = pulls.running();
             let free = store.free()?;
             let claimed = running.unused(free);
@@ -510,6 +516,15 @@ fn served_config(store: &Store, repository: &Reference, digest: &Digest) -> Opti
         |name: &String| name.split_once('@').is_some_and(|(name, _)| name == repository.name());
     let bytes = || store.blob(digest).ok().flatten().map(Bytes::from);
     image.digests.iter().any(of_repository).then(bytes).flatten()
+}
+
+/// Disk space that files of these sizes take beyond what is there of them.
+fn missing_of(files: &[(u64, IngestId)], store: &Store) -> DiskSpace {
+    let missing = |(size, ingest): &(u64, IngestId)| DiskSpace {
+        bytes: size.saturating_sub(store.ingested_bytes([ingest])),
+        inodes: INODES_OF_FILE,
+    };
+    files.iter().map(missing).sum()
 }
 
 fn warn_of(reclaimed: &ReclaimOutcome<StoreError>) {

@@ -2,7 +2,7 @@
 //!
 //! A manifest declares compressed sizes, and the size on disk only of some layers. Of others it is estimated with a
 //! [`UnpackRatio`] learned from earlier pulls on this node. While a layer is unpacked its compressed bytes are still on
-//! disk, so both count.
+//! disk, so both count. A blob that is a file takes its size: it becomes a layer where it was downloaded.
 //!
 //! Images differ: some grow to twice their compressed size, some to five times. A pull is refused only if the
 //! [least](SpaceEstimate) that it could take does not fit. One that grows more than that ends when it would use up the
@@ -50,6 +50,11 @@ pub struct SpaceEstimate {
 }
 
 impl SpaceEstimate {
+    /// With `space` that is not estimated.
+    pub(crate) fn with(self, space: DiskSpace) -> SpaceEstimate {
+        SpaceEstimate { likely: self.likely + space, least: self.least + space }
+    }
+
     /// Without the `downloaded` bytes of its archives that are on disk already. The least has only the largest archive.
     pub(crate) fn after_download(self, downloaded: u64, largest: u64) -> SpaceEstimate {
         let without = |need: DiskSpace, bytes| DiskSpace { bytes: need.bytes.saturating_sub(bytes), ..need };

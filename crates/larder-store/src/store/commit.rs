@@ -130,7 +130,9 @@ impl OpenStore {
 
         let guard = self.lock_content();
         let (record, others) = self.db.write(doing, |writer| {
-            learn_from(writer, &records)?;
+            if image.artifact_type.is_empty() {
+                learn_from(writer, &records)?;
+            }
             let mut others = self.put_layers(writer, &layers, &records)?;
             let (record, unnamed) = self.put_image(writer, image, &config, now)?;
             others.extend(unnamed);

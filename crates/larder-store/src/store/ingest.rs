@@ -5,6 +5,9 @@
 //!
 //! The record may lag behind the file, but never the other way round: after a crash of the process the recorded extents
 //! are in the file, and after a power loss those recorded as durable are. The reader verifies digests.
+//!
+//! A blob begins behind the first block of its file, where an EROFS filesystem has the data of its first file: a blob
+//! that is one file becomes a layer [where it is](IngestFile::become_layer).
 
 use larder::reference::Digest;
 use larder::threads::in_place;
@@ -29,6 +32,9 @@ const NOTE_EVERY: u64 = 1 << 20;
 
 /// Largest note that is read, in bytes.
 const MAX_NOTE: u64 = 64 << 10;
+
+/// Offset of the blob in its file.
+pub(crate) const BLOB_START: u64 = 4096;
 
 const DATA: &str = "data";
 const EXTENTS: &str = "extents";
@@ -113,19 +119,24 @@ impl Store {
     }
 }
 
-/// Opens the file for the bytes of a blob, `size` long. Returns whether it has the bytes of an earlier fetch.
+/// Opens the file for a blob of `size` bytes. Returns whether it has the bytes of an earlier fetch, perhaps with the end
+/// of a layer that was not completed.
 fn open_data(disk: &dyn Disk, dir: &Path, size: u64) -> io::Result<(Arc<dyn DiskFile>, bool)> {
     let data = disk.open(&dir.join(DATA), FileOpenMode::Create)?;
-    let length = data.len()?;
-    if length != size {
+    let (length, full) = (data.len()?, full_length(size));
+    if length < full {
         // Not a new file: ext4 takes one that is cut to nothing for one that is replaced, and writes it to the disk
         // when it is closed. These bytes live too briefly for that.
         if length > 0 {
             data.set_len(0)?;
         }
-        data.set_len(size)?;
+        data.set_len(full)?;
     }
-    Ok((data, length == size))
+    Ok((data, length >= full))
+}
+
+fn full_length(size: u64) -> u64 {
+    BLOB_START.saturating_add(size)
 }
 
 impl IngestFile {
@@ -136,7 +147,7 @@ impl IngestFile {
             return Err(StoreError::TooLong { digest: self.0.digest.clone(), size: self.0.size, end });
         }
         let doing = "write a blob";
-        self.0.data().and_then(|data| data.write_all_at(bytes, offset)).context(doing)?;
+        self.0.data().and_then(|data| data.write_all_at(bytes, full_length(offset))).context(doing)?;
         let note = {
             let mut state = self.0.state();
             extents::add(&mut state.present, offset..end);
@@ -163,16 +174,10 @@ impl IngestFile {
     /// Forgets all bytes, because they turned out to be wrong.
     pub fn forget(&self) -> Result<(), StoreError> {
         let doing = "free the space of a blob";
-        {
-            let mut state = self.0.state();
-            state.present = ByteRanges::default();
-            state.durable = ByteRanges::default();
-            state.round += 1;
-        }
         // First the note, so that it never promises what is gone.
-        self.0.note(true).context(doing)?;
+        self.0.forget().context(doing)?;
         let data = self.0.data().context(doing)?;
-        data.set_len(0).and_then(|()| data.set_len(self.0.size)).context(doing)
+        data.set_len(0).and_then(|()| data.set_len(full_length(self.0.size))).context(doing)
     }
 
     /// Ends the fetch with an error, which waiting readers get.
@@ -204,15 +209,31 @@ impl IngestFile {
         self.0.wait_for(self.0.size).map(drop)
     }
 
-    /// Removes the file: its layer is unpacked.
+    /// The file, in which the blob begins at [`BLOB_START`].
+    pub(crate) fn path(&self) -> PathBuf {
+        self.0.dir.join(DATA)
+    }
+
+    /// Moves the file to `layer`: it has become the file of a layer. Fails if the disk did not take some of the bytes,
+    /// also of an earlier fetch; then all are forgotten.
+    pub(crate) fn become_layer(&self, layer: &Path) -> Result<(), StoreError> {
+        let doing = "turn a blob into a layer";
+        self.0.sync().context(doing)?;
+        let _noting = self.0.noting.lock();
+        self.0.state().discarded = true;
+        drop(self.0.open_file().take());
+        self.0.store.disk.rename(&self.path(), layer).context(doing)
+    }
+
+    /// Removes the file, unless it has become a layer: the blob is of no more use.
     pub fn discard(&self) -> Result<(), StoreError> {
-        let data = self.0.data();
+        let data = if self.0.state().discarded { None } else { Some(self.0.data()) };
         let noting = self.0.noting.lock();
         self.0.state().discarded = true;
         self.0.store.discard(&self.0.dir).context("remove a fetched blob")?;
         drop(noting);
         // Now, not when the trash comes to it: else the sync of a commit may write all of it to the disk.
-        if let Err(error) = data.and_then(|data| data.set_len(0)) {
+        if let Some(Err(error)) = data.map(|data| data.and_then(|data| data.set_len(0))) {
             tracing::debug!(digest = %self.0.digest, %error, "cannot truncate a removed blob; its deletion frees the space");
         }
         self.0.store.trash.kick();
@@ -254,20 +275,41 @@ impl IngestInner {
 
     /// Syncs written bytes if the last sync is old enough; returns whether it did.
     fn sync_if_due(&self) -> io::Result<bool> {
+        let due = self.state().synced.elapsed() >= self.store.config.ingest_sync;
+        if due {
+            self.sync()?;
+        }
+        Ok(due)
+    }
+
+    /// Syncs written bytes. After a failure none can be relied on: a further sync would not tell of those that are
+    /// lost.
+    fn sync(&self) -> io::Result<()> {
         let (present, round) = {
             let mut state = self.state();
-            if state.synced.elapsed() < self.store.config.ingest_sync {
-                return Ok(false);
-            }
             state.synced = Instant::now(); // writers during the sync continue
             (state.present.clone(), state.round)
         };
-        self.data()?.sync_data()?;
+        if let Err(error) = self.data()?.sync_data() {
+            self.forget()?;
+            return Err(error);
+        }
         let mut state = self.state();
         if state.round == round {
             state.durable = present;
         }
-        Ok(true)
+        Ok(())
+    }
+
+    /// Notes that no byte is there.
+    fn forget(&self) -> io::Result<()> {
+        {
+            let mut state = self.state();
+            state.present = ByteRanges::default();
+            state.durable = ByteRanges::default();
+            state.round += 1;
+        }
+        self.note(true)
     }
 
     /// Writes down what is there, durably on demand. Writers may come here together; the last one writes the most.
@@ -344,7 +386,7 @@ impl io::Read for IngestReader {
         }
         let ready = usize::try_from(self.wait()?).unwrap_or(usize::MAX);
         let length = ready.min(buffer.len());
-        let read = self.file.0.data()?.read_at(&mut buffer[..length], self.at)?;
+        let read = self.file.0.data()?.read_at(&mut buffer[..length], full_length(self.at))?;
         if read == 0 && length > 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }

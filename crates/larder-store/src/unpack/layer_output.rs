@@ -30,6 +30,8 @@ pub(super) struct LayerOutput {
     /// Bytes that follow those in the file.
     pending: Vec<u8>,
     written: u64,
+    /// Bytes that the file had from the start; they are the first that are appended.
+    present: u64,
     hasher: PieceHasher,
     write_behind: Option<WriteBehind>,
     /// Also for what no entry of the archive accounts for: directories, and the padding of sparse files.
@@ -52,24 +54,37 @@ pub(super) fn is_cancellation(error: &io::Error) -> bool {
 }
 
 impl LayerOutput {
+    /// Begins a new file.
     pub(super) fn create(path: &Path, options: &UnpackOptions) -> io::Result<LayerOutput> {
         if let Some(reserve) = &options.reserve {
             reserve.admit(DiskSpace { bytes: 0, inodes: 1 })?;
         }
         let mut mode = fs_err::OpenOptions::new();
         mode.read(true).write(true).create_new(true).mode(0o600);
-        Ok(LayerOutput {
+        Ok(LayerOutput::new(path, mode.open(path)?.into_parts().0, 0, options))
+    }
+
+    /// Begins with a file whose first `present` bytes are those that will be appended first: they are hashed, and not
+    /// written again.
+    pub(super) fn around(path: &Path, present: u64, options: &UnpackOptions) -> io::Result<LayerOutput> {
+        let file = fs_err::OpenOptions::new().read(true).write(true).open(path)?;
+        Ok(LayerOutput::new(path, file.into_parts().0, present, options))
+    }
+
+    fn new(path: &Path, file: File, present: u64, options: &UnpackOptions) -> LayerOutput {
+        LayerOutput {
             path: path.to_owned(),
-            file: Some(mode.open(path)?.into_parts().0),
+            file: Some(file),
             pending: Vec::new(),
             written: 0,
+            present,
             hasher: PieceHasher::new(),
             write_behind: options.write_behind.clone(),
             reserve: options.reserve.clone(),
             unseen: 0,
             scratch_files: 0,
             progress: options.progress.clone(),
-        })
+        }
     }
 
     /// Changes where the wish to stop comes from.
@@ -87,16 +102,20 @@ impl LayerOutput {
 
     /// Writes what follows. Long runs of zeros become holes: a layer of zeros takes no space.
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let offset = self.written;
-        if bytes.len() == BUFFER && is_zero(bytes) {
-            self.written += BUFFER as u64;
+        let present = self.present.saturating_sub(self.written);
+        let (present, new) = bytes.split_at(usize::try_from(present).unwrap_or(usize::MAX).min(bytes.len()));
+        let offset = self.written + present.len() as u64;
+        if new.len() == BUFFER && is_zero(new) {
+            self.written = offset + BUFFER as u64;
             return Ok(());
         }
-        if let Some(reserve) = &self.reserve {
-            reserve.admit(DiskSpace { bytes: bytes.len() as u64, inodes: 0 })?;
+        if !new.is_empty() {
+            if let Some(reserve) = &self.reserve {
+                reserve.admit(DiskSpace { bytes: new.len() as u64, inodes: 0 })?;
+            }
+            self.open()?.write_all_at(new, offset)?;
         }
-        self.open()?.write_all_at(bytes, offset)?;
-        self.written += bytes.len() as u64;
+        self.written = offset + new.len() as u64;
         self.unseen += bytes.len();
         if self.unseen >= WriteBehind::PIECE {
             self.sync_early();

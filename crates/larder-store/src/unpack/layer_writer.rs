@@ -107,13 +107,17 @@ pub(super) fn uuid_of(diff_id: &Digest) -> [u8; 16] {
 }
 
 impl PendingLayer {
-    /// Begins a layer without entries in a new file.
+    /// Begins a layer without entries in a new file, or [around](LayerOutput::around) so many bytes.
     pub(super) fn create(
         path: &Path,
+        present: Option<u64>,
         form: ErofsOptions,
         options: &UnpackOptions,
     ) -> Result<PendingLayer, UnpackError> {
-        let file = LayerOutput::create(path, options);
+        let file = match present {
+            Some(present) => LayerOutput::around(path, present, options),
+            None => LayerOutput::create(path, options),
+        };
         let file = file.map_err(|error| UnpackError::file("create", path, error))?;
         Ok(PendingLayer {
             writer: ErofsWriter::new(file, form).map_err(|error| writer_error(path, error))?,
@@ -136,7 +140,7 @@ impl PendingLayer {
         form: ErofsOptions,
         options: &UnpackOptions,
     ) -> Result<(PendingLayer, u64), UnpackError> {
-        let mut layer = PendingLayer::create(path, form, options)?;
+        let mut layer = PendingLayer::create(path, None, form, options)?;
         while let Some(entry) = archive.next()? {
             layer.add(&entry, archive)?;
         }

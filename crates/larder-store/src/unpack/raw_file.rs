@@ -11,17 +11,20 @@ use super::options::LayerByteCounts;
 use super::source::CompressedReader;
 use super::{DetectedCompression, ExpectedLayer, UnpackError, UnpackOptions, UnpackedLayer};
 
-/// Writes a layer with this file into a new file at `path`; `blob` is the content, with the expected digest and size.
+/// Writes a layer with this file; `blob` is the content, with the expected digest and size. The file at `path` is a new
+/// one, or has `present` bytes: a block, and the content, which then stays where it is.
 pub fn unpack_file(
     blob: impl Read,
     expected: &ExpectedLayer<'_>,
     file: &ArtifactFile,
-    path: &Path,
+    (path, present): (&Path, Option<u64>),
     options: &UnpackOptions,
 ) -> Result<(UnpackedLayer, PendingLayer), UnpackError> {
     let options = &UnpackOptions { archive_record: None, ..options.clone() };
-    let form = ErofsOptions { uuid: uuid_of(expected.diff_id), ..ErofsOptions::default() };
-    let mut layer = PendingLayer::create(path, form, options)?;
+    // All of the content is in full blocks: a layer that is not completed leaves it as it was.
+    let form =
+        ErofsOptions { uuid: uuid_of(expected.diff_id), max_inline_tail: 0, ..ErofsOptions::default() };
+    let mut layer = PendingLayer::create(path, present, form, options)?;
     let mut source = CompressedReader::new(blob, expected, options);
     let copied = copy(&mut source, expected.size.unwrap_or_default(), file, &mut layer, options);
     if let Err(error) = copied {

@@ -1,8 +1,9 @@
 //! Artifacts: models and other files in registries, kept as images are.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-use larder_testkit::fault_registry::FaultRegistry;
+use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, ResponseFault};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -57,6 +58,20 @@ fn noise(size: usize) -> Vec<u8> {
     bytes
 }
 
+/// Inodes of the files in this directory of the store, and in those below it.
+fn inodes(dir: &Path) -> Vec<u64> {
+    let mut inodes = Vec::new();
+    for entry in fs_err::read_dir(dir).unwrap() {
+        let entry = entry.unwrap();
+        if entry.file_type().unwrap().is_dir() {
+            inodes.extend(self::inodes(&entry.path()));
+        } else {
+            inodes.push(entry.metadata().unwrap().ino());
+        }
+    }
+    inodes
+}
+
 fn path_of(home: &Path, name: &str) -> String {
     home.join(name).display().to_string()
 }
@@ -99,6 +114,31 @@ fn a_model_is_its_files_byte_for_byte_and_takes_the_disk_once() {
     assert!(refused.stderr.contains("is an artifact"), "{refused:?}");
     world.larder(&["rm", &name]).expect(0);
     assert_eq!(world.larder(&["images", "-q"]).expect(0).stdout, "");
+}
+
+#[test]
+fn a_file_becomes_a_layer_where_it_was_downloaded_also_by_a_second_pull() {
+    let world = ArtifactWorld::new();
+    let weights = noise(5_000_123);
+    let layer = world.layer(WEIGHT, &weights, &json!({ "org.cncf.model.filepath": "w" }));
+    let name = world.put("models/resumed:1", MODEL, std::slice::from_ref(&layer));
+    let blob = layer["digest"].as_str().unwrap().to_owned();
+    world.registry.fault(FaultTrigger::path(&blob), ResponseFault::StallAfter(3 << 20));
+    world.larder(&["pull", "--pull-timeout", "2s", &name]).expect(1);
+    let store = world.home.path().join("store");
+    let downloaded = inodes(&store.join("ingest"));
+    world.registry.clear_faults();
+    let sent = world.registry.bytes_sent(&blob);
+    world.larder(&["pull", &name]).expect(0);
+    assert!(world.registry.bytes_sent(&blob) - sent < weights.len() as u64 - (2 << 20), "it goes on");
+
+    let layers = inodes(&store.join("layers"));
+    assert!(layers.len() == 1 && downloaded.contains(&layers[0]), "{layers:?} {downloaded:?}");
+    assert!(inodes(&store.join("ingest")).is_empty());
+    let dir = path_of(world.home.path(), "files");
+    world.larder(&["export", &name, &dir]).expect(0);
+    assert!(fs_err::read(Path::new(&dir).join("w")).unwrap() == weights);
+    world.larder(&["fsck"]).expect(0);
 }
 
 #[test]
