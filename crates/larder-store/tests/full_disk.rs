@@ -288,6 +288,17 @@ fn fill_up(
 }
 
 #[test]
+fn a_disk_that_fills_up_fails_only_the_artifact_on_its_way() {
+    let Some(disk) = SmallDisk::new(40, 4000) else { return };
+    let files = LayerFiles::new().noise("a", 4 << 20, 1).noise("b", 4 << 20, 2).noise("c", 4 << 20, 3);
+    let artifact = ImageBuilder::new().layer(files).artifact("application/vnd.example.model");
+    // It takes its size once, also while it is downloaded.
+    let kib = [0, 64, 128, 256, 2000, 6000, 9000].into_iter().chain((12_100..12_900).step_by(60));
+    let rounds = kib.map(|kib| DiskSpace { bytes: kib << 10, inodes: u64::MAX });
+    fill_up(&disk, &artifact, ImportMethod::Pull, rounds);
+}
+
+#[test]
 fn a_disk_that_fills_up_fails_only_the_image_on_its_way() {
     for how in [ImportMethod::Pull, ImportMethod::Load] {
         let Some(disk) = SmallDisk::new(40, 4000) else { return };

@@ -75,6 +75,7 @@ pub struct ImageBuilder {
     labels: BTreeMap<String, String>,
     steps: Vec<String>,
     architecture: Option<&'static str>,
+    artifact_type: Option<&'static str>,
 }
 
 impl ImageBuilder {
@@ -123,6 +124,14 @@ impl ImageBuilder {
         self
     }
 
+    /// Makes it an artifact of this type: each file is a blob of its own, with its path as title. Layers are lists of
+    /// files then, and all that a config would have is left out.
+    #[must_use]
+    pub fn artifact(mut self, artifact_type: &'static str) -> ImageBuilder {
+        self.artifact_type = Some(artifact_type);
+        self
+    }
+
     /// Adds a label to its config.
     #[must_use]
     pub fn label(mut self, key: impl Into<String>, value: impl Into<String>) -> ImageBuilder {
@@ -133,6 +142,9 @@ impl ImageBuilder {
     /// Writes it as an OCI layout with one image, into a directory that does not exist yet or is empty.
     pub fn write(&self, dir: &Path) -> PeerResult<OciLayout> {
         fs_err::create_dir_all(dir.join("blobs/sha256"))?;
+        if let Some(artifact_type) = self.artifact_type {
+            return self.write_artifact(dir, artifact_type);
+        }
         let (mut layers, mut diff_ids) = (Vec::new(), Vec::new());
         for layer in &self.layers {
             let tar = layer.tar()?;
@@ -156,19 +168,18 @@ impl ImageBuilder {
             config["history"] = json!(steps);
         }
         let config = blob(dir, "application/vnd.oci.image.config.v1+json", config.to_string().as_bytes())?;
-        let image_id = digest_of(&config);
-        let blobs: Vec<String> =
-            std::iter::once(image_id.clone()).chain(layers.iter().map(digest_of)).collect();
-        let manifest_type = "application/vnd.oci.image.manifest.v1+json";
-        let manifest =
-            json!({"schemaVersion": 2, "mediaType": manifest_type, "config": config, "layers": layers});
-        let mut manifest = blob(dir, manifest_type, manifest.to_string().as_bytes())?;
-        let manifest_digest = digest_of(&manifest);
-        manifest["annotations"] = json!({"org.opencontainers.image.ref.name": TAG_IN_LAYOUT});
-        fs_err::write(dir.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#)?;
-        let index = json!({"schemaVersion": 2, "manifests": [manifest]});
-        fs_err::write(dir.join("index.json"), index.to_string())?;
-        Ok(OciLayout { dir: dir.to_owned(), manifest_digest, image_id, blobs })
+        OciLayout::write(dir, json!({"config": config, "layers": layers}))
+    }
+
+    fn write_artifact(&self, dir: &Path, artifact_type: &str) -> PeerResult<OciLayout> {
+        let config = blob(dir, "application/vnd.oci.empty.v1+json", b"{}")?;
+        let mut layers = Vec::new();
+        for (path, content) in self.layers.iter().flat_map(|layer| &layer.files) {
+            let mut layer = blob(dir, "application/octet-stream", content)?;
+            layer["annotations"] = json!({"org.opencontainers.image.title": path});
+            layers.push(layer);
+        }
+        OciLayout::write(dir, json!({"artifactType": artifact_type, "config": config, "layers": layers}))
     }
 
     /// Writes it, and pushes it as `name` (`shop/web:1`). See [`OciLayout::push`].
@@ -188,13 +199,29 @@ pub struct OciLayout {
     dir: PathBuf,
     /// Digest of the manifest: the `sha256:...` of `NAME@sha256:...`.
     pub manifest_digest: String,
-    /// Digest of the config: the image's id.
+    /// Digest of the config, which is the ID of an image.
     pub image_id: String,
     /// Digests of all its blobs: the config, then the layers as they are stored, from the bottom up.
     pub blobs: Vec<String>,
 }
 
 impl OciLayout {
+    /// Writes the documents of a layout that has the blobs of this manifest already.
+    fn write(dir: &Path, mut manifest: Value) -> PeerResult<OciLayout> {
+        let manifest_type = "application/vnd.oci.image.manifest.v1+json";
+        (manifest["schemaVersion"], manifest["mediaType"]) = (json!(2), json!(manifest_type));
+        let image_id = digest_of(&manifest["config"]);
+        let layers = manifest["layers"].as_array().into_iter().flatten().map(digest_of);
+        let blobs: Vec<String> = std::iter::once(image_id.clone()).chain(layers).collect();
+        let mut manifest = blob(dir, manifest_type, manifest.to_string().as_bytes())?;
+        let manifest_digest = digest_of(&manifest);
+        manifest["annotations"] = json!({"org.opencontainers.image.ref.name": TAG_IN_LAYOUT});
+        fs_err::write(dir.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#)?;
+        let index = json!({"schemaVersion": 2, "manifests": [manifest]});
+        fs_err::write(dir.join("index.json"), index.to_string())?;
+        Ok(OciLayout { dir: dir.to_owned(), manifest_digest, image_id, blobs })
+    }
+
     /// Pushes it into a registry as `name`, with a tag (`shop/web:1`). A registry that asks for a password gets it.
     pub fn push(&self, registry: &RegistryProcess, name: &str) -> PeerResult<()> {
         let mut skopeo = Command::new(program(Package::Skopeo)?);

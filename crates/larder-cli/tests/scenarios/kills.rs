@@ -46,14 +46,15 @@ struct KillMachine {
     pulled: String,
     layout: PathBuf,
     big: String,
+    /// What is done, and how often of four times.
+    commands: [KilledCommand; 4],
     /// The layers that only the second image has, and their bytes.
     layers: Vec<String>,
     bytes: u64,
 }
 
 impl KillMachine {
-    fn new() -> KillMachine {
-        let (registry, home) = (FaultRegistry::start(), in_memory());
+    fn of_images() -> KillMachine {
         let shared = many_files("shared", 150);
         let kept = ImageBuilder::new().layer(shared.clone()).layer(many_files("kept", 50));
         let other = ImageBuilder::new()
@@ -61,9 +62,27 @@ impl KillMachine {
             .layer(many_files("app", 300))
             .layer(LayerFiles::new().noise("srv/big", BIG, 1))
             .layer(many_files("top", 200));
+        let commands = [KilledCommand::Pull, KilledCommand::Pull, KilledCommand::Load, KilledCommand::Remove];
+        KillMachine::new(&kept, &other, commands)
+    }
+
+    /// Each file is a layer.
+    fn of_artifacts() -> KillMachine {
+        let artifact =
+            |files: LayerFiles| ImageBuilder::new().layer(files).artifact("application/vnd.example");
+        let shared = || LayerFiles::new().noise("shared", 150_000, 3);
+        let kept = artifact(shared().file("kept", "kept"));
+        let other = shared().noise("app", 300_000, 4).noise("big", BIG, 1).noise("top", 200_000, 5);
+        let commands = [KilledCommand::Pull, KilledCommand::Pull, KilledCommand::Pull, KilledCommand::Remove];
+        KillMachine::new(&kept, &artifact(other), commands)
+    }
+
+    /// The images share their first layer.
+    fn new(kept: &ImageBuilder, other: &ImageBuilder, commands: [KilledCommand; 4]) -> KillMachine {
+        let (registry, home) = (FaultRegistry::start(), in_memory());
         let layout = home.path().join("layout");
-        serve(&registry, &kept, "shop/kept", &home.path().join("kept"));
-        let blobs = serve(&registry, &other, "shop/other", &layout);
+        serve(&registry, kept, "shop/kept", &home.path().join("kept"));
+        let blobs = serve(&registry, other, "shop/other", &layout);
         // The big layer takes a while, so that some kills meet its fetch.
         let big = blobs[3].clone();
         registry.fault(FaultTrigger::path(&big), ResponseFault::Trickle(128 << 10, Duration::from_millis(1)));
@@ -76,7 +95,7 @@ impl KillMachine {
             fs_err::metadata(path).unwrap().len()
         };
         let bytes = layers.iter().map(size).sum();
-        KillMachine { registry, home, kept, pulled, layout, big, layers, bytes }
+        KillMachine { registry, home, kept, pulled, layout, big, commands, layers, bytes }
     }
 
     /// Bytes of layers that the registry sent.
@@ -225,11 +244,19 @@ pub(crate) fn number(variable: &str, default: u64) -> u64 {
 
 #[test]
 fn a_hundred_kills_leave_every_image_whole_or_invisible() {
-    let (rounds, seed) = (number("LARDER_KILLS", ROUNDS), number("LARDER_KILLS_SEED", SEED));
-    let machine = KillMachine::new();
+    kill(&KillMachine::of_images(), number("LARDER_KILLS", ROUNDS));
+}
+
+#[test]
+fn forty_kills_leave_every_artifact_whole_or_invisible() {
+    kill(&KillMachine::of_artifacts(), number("LARDER_KILLS", ROUNDS * 2 / 5));
+}
+
+fn kill(machine: &KillMachine, rounds: u64) {
+    let seed = number("LARDER_KILLS_SEED", SEED);
     machine.larder(&["pull", "-q", &machine.kept]);
-    let mut lengths = [KilledCommand::Pull, KilledCommand::Load, KilledCommand::Remove]
-        .map(|deed| (deed, machine.length_of(deed)));
+    let mut lengths: BTreeMap<_, _> =
+        machine.commands.iter().map(|deed| (*deed, machine.length_of(*deed))).collect();
     eprintln!("seed {seed}, undisturbed: {lengths:?}");
 
     let mut there = machine.images();
@@ -238,7 +265,8 @@ fn a_hundred_kills_leave_every_image_whole_or_invisible() {
     while killed < rounds {
         tries += 1;
         assert!(tries < rounds * 3, "hardly anything was killed: {moments:?}");
-        let (deed, ref mut length) = lengths[[0, 0, 1, 2][usize::try_from(random(&mut state) % 4).unwrap()]];
+        let deed = machine.commands[usize::try_from(random(&mut state) % 4).unwrap()];
+        let length = lengths.get_mut(&deed).unwrap();
         let delay = length.mul_f64(f64::from(u32::try_from(random(&mut state) % 1000).unwrap()) / 1000.0);
         let round = format!("round {killed} of seed {seed}: {deed:?} killed after {delay:?}");
 

@@ -119,8 +119,8 @@ impl Store {
     }
 }
 
-/// Opens the file for a blob of `size` bytes. Returns whether it has the bytes of an earlier fetch, perhaps with the end
-/// of a layer that was not completed.
+/// Opens the file for a blob of `size` bytes. Returns whether it has the bytes of an earlier fetch, which the end of an
+/// incomplete layer may follow.
 fn open_data(disk: &dyn Disk, dir: &Path, size: u64) -> io::Result<(Arc<dyn DiskFile>, bool)> {
     let data = disk.open(&dir.join(DATA), FileOpenMode::Create)?;
     let (length, full) = (data.len()?, full_length(size));
