@@ -9,17 +9,25 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use larder::backend::ProgressReporter;
 use larder::gc::ClockReading;
 use larder::reference::{Digest, Reference};
+use larder_registry::{RegistryClient, RegistryConfig};
+use larder_store::disk::DiskSpace;
 use larder_store::fsck::FsckOptions;
+use larder_store::pull::{StorePullConfig, StorePuller};
 use larder_store::store::{
     BlobSource, CommitLayer, ImageCommit, LAYER_FILE, LayerHandle, LayerKey, LayerMetadata, LeaseRecord,
     LeaseResources, Store, StoreConfig, StoreError,
 };
 use larder_store::unpack::{ExpectedLayer, MergedLayers, UnpackOptions, unpack_layer};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
+use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, ResponseFault};
 use larder_testkit_peers::{LoopDisk, LoopFilesystem};
+use serde_json::json;
 use tempfile::TempDir;
+
+const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
 /// Size of the filesystem.
 const MIB: u64 = 80;
@@ -201,6 +209,54 @@ fn each_of_several_pulls_learns_of_a_write_error() {
     commit(&store, "app", app).expect_err("its files are lost");
     commit(&store, "web", web).expect_err("so are those of the other pull");
     commit(&store, "web", layer(&store, "web")).expect("it is unpacked again");
+    drop(store);
+    assert_sound_on_disk(&disk, 2);
+}
+
+/// A download of an earlier process becomes a layer where it is. Its bytes look right until the page cache is empty.
+#[test]
+fn a_download_whose_writes_are_lost_does_not_become_a_layer() {
+    let Some(disk) = OverbookedDisk::new() else { return };
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let registry = FaultRegistry::start();
+    let weights = vec![b'x'; 12 << 20];
+    let blob = registry.put_blob(weights.clone());
+    let layer = json!({"mediaType": "application/octet-stream", "digest": blob, "size": weights.len()});
+    let config = registry.put_blob("{}");
+    let config = json!({"mediaType": "application/vnd.oci.empty.v1+json", "digest": config, "size": 2});
+    let manifest = json!({"schemaVersion": 2, "mediaType": MANIFEST, "artifactType": "model", "config": config,
+        "layers": [layer]});
+    registry.put_manifest("model", "1", MANIFEST, manifest.to_string());
+    let name = Reference::parse(&registry.image("model:1")).unwrap();
+    let pull = async |store: &Store| {
+        let client = RegistryClient::new(RegistryConfig::default());
+        let config = StorePullConfig { reserve: DiskSpace::default(), ..StorePullConfig::default() };
+        let puller = StorePuller::new(store.clone(), client, config);
+        puller.pull(&name, None, &ProgressReporter::unwatched()).await
+    };
+
+    let store = disk.open();
+    commit(&store, "first", self::layer(&store, "first")).unwrap();
+    registry.fault(FaultTrigger::path(&blob), ResponseFault::StallAfter(8 << 20));
+    runtime.block_on(async {
+        let downloaded = async {
+            while store.usage().unwrap().ingest.bytes < 7 << 20 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::select! {
+            pulled = pull(&store) => panic!("{pulled:?}"),
+            () = downloaded => {}
+        }
+    });
+    drop(store);
+    disk.fill();
+    disk.another_process_receives_the_error();
+    disk.make_room();
+    registry.clear_faults();
+    let store = disk.open();
+    runtime.block_on(pull(&store)).expect_err("the beginning is zeros on the disk");
+    runtime.block_on(pull(&store)).expect("it is downloaded again");
     drop(store);
     assert_sound_on_disk(&disk, 2);
 }
