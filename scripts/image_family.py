@@ -1,6 +1,6 @@
 """A registry of its own with images that share layers, for scripts/gc-truth.
 
-Forty applications over one base and two runtimes. The content is generated from a seed and does not compress, so that sizes on disk
+Forty applications over one base and two runtimes; each fifth is instead a model: an artifact of files. The content is generated from a seed and does not compress, so that sizes on disk
 are those of the archives on every filesystem.
 """
 import gzip, hashlib, http.client, io, json, os, random, socket, subprocess, tarfile, time
@@ -68,6 +68,16 @@ class Registry:
         self.expect(201, 'PUT', f'/v2/{repository}/manifests/1', json.dumps(manifest).encode(), manifest['mediaType'])
 
 
+    def push_artifact(self, repository, files):
+        """An artifact of files: path -> content."""
+        def pushed(path, data):
+            return dict(self.push_blob(repository, data), mediaType='application/vnd.cncf.model.weight.v1.raw', annotations={'org.cncf.model.filepath': path})
+        manifest = {'schemaVersion': 2, 'mediaType': MEDIA + 'manifest.v1+json', 'artifactType': 'application/vnd.cncf.model.manifest.v1+json',
+                    'config': dict(self.push_blob(repository, b'{}'), mediaType='application/vnd.oci.empty.v1+json'),
+                    'layers': [pushed(path, data) for path, data in files.items()]}
+        self.expect(201, 'PUT', f'/v2/{repository}/manifests/1', json.dumps(manifest).encode(), manifest['mediaType'])
+
+
 def layer(rng, name, files, size):
     """An archive with so many files of different sizes, and its diff ID."""
     plain = io.BytesIO()
@@ -85,7 +95,12 @@ def push_family(registry, seed, pattern, count):
     rng = random.Random(seed)
     base = layer(rng, 'base', 3000, 60_000_000)
     runtimes = [layer(rng, f'runtime-{number}', 200, 50_000_000) for number in range(2)]
+    weights = [rng.randbytes(30_000_000) for _ in range(2)]
     for number in range(count):
+        if number % 5 == 4:
+            own = rng.randbytes(rng.randrange(1_000_000, 12_000_000))
+            registry.push_artifact(pattern.format(number).rsplit(':', 1)[0], {'weights/shared': weights[number % 2], 'own': own})
+            continue
         own = layer(rng, f'app-{number}', 20, rng.randrange(1_000_000, 12_000_000))
         registry.push_image(pattern.format(number).rsplit(':', 1)[0], [base, runtimes[number % 2], own])
 
