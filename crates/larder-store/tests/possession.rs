@@ -162,6 +162,33 @@ async fn a_config_alone_does_not_prove_its_layers() {
     assert_eq!(tenants.record(), before);
 }
 
+/// The files of an artifact are reused as layers are: path, size and digest of a private one are no secrets.
+#[tokio::test]
+async fn a_registry_without_a_private_file_gets_no_artifact_with_it() {
+    let tenants = Tenants::new().await;
+    let weights = vec![9; 30_000];
+    let empty =
+        json!({"mediaType": "application/vnd.oci.empty.v1+json", "digest": Digest::sha256("{}"), "size": 2});
+    let layer = json!({"mediaType": "application/octet-stream", "digest": Digest::sha256(&weights),
+        "size": weights.len(), "annotations": {"org.opencontainers.image.title": "weights"}});
+    let model =
+        json!({"schemaVersion": 2, "mediaType": MANIFEST, "config": empty, "layers": [layer]}).to_string();
+    for registry in [&tenants.victim, &tenants.attacker] {
+        registry.put_blob("{}");
+        registry.put_manifest("private/model", "1", MANIFEST, model.clone());
+    }
+    let digest = tenants.victim.put_blob(weights.clone());
+    tenants.pull(&tenants.victim, "private/model:1").await.unwrap();
+    tenants.pull(&tenants.attacker, "private/model:1").await.unwrap_err();
+    tenants.attacker.put_false_blob(&digest, vec![0; weights.len()]);
+    tenants.pull(&tenants.attacker, "private/model:1").await.unwrap_err();
+    tenants.attacker.put_blob(weights.clone());
+    tenants.attacker.forget_requests();
+    let pulled = tenants.pull(&tenants.attacker, "private/model:1").await.unwrap();
+    assert_eq!(tenants.attacker.bytes_sent(&digest), weights.len() as u64, "it was sent");
+    assert_eq!(pulled.tags.len(), 2, "it is kept once");
+}
+
 #[tokio::test]
 async fn a_registry_that_invents_answers_gets_no_private_layer() {
     let tenants = Tenants::new().await;
@@ -384,15 +411,23 @@ enum Holding {
 #[derive(Debug, Clone)]
 enum ReuseStep {
     /// A pull of an image of these layers from a registry, into a repository, with a credential or none.
-    Pull { registry: usize, repository: usize, login: usize, layers: Vec<usize> },
+    Pull { registry: usize, repository: usize, login: usize, form: Form, layers: Vec<usize> },
     /// A pull from a registry that hangs near the end of each layer, and is given up.
-    Interrupted { registry: usize, layers: Vec<usize> },
+    Interrupted { registry: usize, form: Form, layers: Vec<usize> },
     /// Layers for containerd.
     Fetch { registry: usize, layers: Vec<usize> },
     /// An archive.
     Load { holdings: Vec<Holding>, as_stream: bool, layers: Vec<usize> },
     /// The node starts again.
     Restart,
+}
+
+/// What the layers are a part of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Image,
+    /// Each layer is a file.
+    Artifact,
 }
 
 const LAYERS: usize = 3;
@@ -409,12 +444,15 @@ fn holdings() -> impl Strategy<Value = Vec<Holding>> {
 fn reuse_step() -> impl Strategy<Value = ReuseStep> {
     let layers = || prop::sample::subsequence((0..LAYERS).collect::<Vec<_>>(), 1..=LAYERS).prop_shuffle();
     let registry = || 0..REGISTRIES;
+    let form = || prop_oneof![Just(Form::Image), Just(Form::Artifact)];
     prop_oneof![
-        5 => (registry(), 0..2_usize, 0..3_usize, layers()).prop_map(|(registry, repository, login, layers)| {
-            ReuseStep::Pull { registry, repository, login, layers }
-        }),
-        1 => (registry(), layers())
-            .prop_map(|(registry, layers)| ReuseStep::Interrupted { registry, layers }),
+        5 => (registry(), 0..2_usize, 0..3_usize, form(), layers()).prop_map(
+            |(registry, repository, login, form, layers)| {
+                ReuseStep::Pull { registry, repository, login, form, layers }
+            }
+        ),
+        1 => (registry(), form(), layers())
+            .prop_map(|(registry, form, layers)| ReuseStep::Interrupted { registry, form, layers }),
         1 => (registry(), layers()).prop_map(|(registry, layers)| ReuseStep::Fetch { registry, layers }),
         2 => (holdings(), any::<bool>(), layers())
             .prop_map(|(holdings, as_stream, layers)| ReuseStep::Load { holdings, as_stream, layers }),
@@ -460,12 +498,15 @@ impl ReuseWorld {
         self.puller.as_ref().unwrap()
     }
 
-    /// Puts an image of these layers into a registry.
-    fn put(&self, registry: usize, repository: &str, layers: &[usize]) -> Reference {
+    /// Puts an image or artifact of these layers into a registry.
+    fn put(&self, registry: usize, repository: &str, form: Form, layers: &[usize]) -> Reference {
         let registry = &self.registries[registry].0;
-        let config = config_of(layers);
+        let (media_type, config) = match form {
+            Form::Image => (CONFIG, config_of(layers)),
+            Form::Artifact => ("application/vnd.oci.empty.v1+json", b"{}".to_vec()),
+        };
         let size = config.len();
-        let config = json!({"mediaType": CONFIG, "digest": registry.put_blob(config), "size": size});
+        let config = json!({"mediaType": media_type, "digest": registry.put_blob(config), "size": size});
         let layers: Vec<_> = layers
             .iter()
             .map(|layer| {
@@ -489,8 +530,8 @@ impl ReuseWorld {
                 self.restart();
                 None
             }
-            ReuseStep::Pull { registry, repository, login, layers } => {
-                let name = self.put(*registry, &format!("repository{repository}"), layers);
+            ReuseStep::Pull { registry, repository, login, form, layers } => {
+                let name = self.put(*registry, &format!("repository{repository}"), *form, layers);
                 let credential =
                     Credential { username: "me".into(), hash: format!("{login}"), ..Credential::default() };
                 let credential = Some(&credential).filter(|_| *login > 0);
@@ -498,12 +539,12 @@ impl ReuseWorld {
                 Some((pulled.is_ok(), has(&self.registries[*registry].1, layers)))
             }
             ReuseStep::Fetch { registry, layers } => {
-                let name = self.put(*registry, "fetched", layers);
+                let name = self.put(*registry, "fetched", Form::Image, layers);
                 let fetched = self.puller().fetch_layers(&name, None, Duration::from_secs(60)).await;
                 Some((fetched.is_ok(), has(&self.registries[*registry].1, layers)))
             }
-            ReuseStep::Interrupted { registry, layers } => {
-                let name = self.put(*registry, "interrupted", layers);
+            ReuseStep::Interrupted { registry, form, layers } => {
+                let name = self.put(*registry, "interrupted", *form, layers);
                 let registry = &self.registries[*registry].0;
                 for layer in layers {
                     interrupt(registry, &layer_digest(*layer), random_layer(*layer).len() - 600);
