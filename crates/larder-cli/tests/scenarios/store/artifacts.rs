@@ -7,6 +7,7 @@ use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, ResponseFault}
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use super::may_mount;
 use crate::world::{LarderOutput, LarderProcess, larder_in};
 
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
@@ -138,6 +139,38 @@ fn a_file_becomes_a_layer_where_it_was_downloaded_also_by_a_second_pull() {
     let dir = path_of(world.home.path(), "files");
     world.larder(&["export", &name, &dir]).expect(0);
     assert!(fs_err::read(Path::new(&dir).join("w")).unwrap() == weights);
+    world.larder(&["fsck"]).expect(0);
+}
+
+#[test]
+fn a_mounted_artifact_stays_until_it_is_unmounted_from_a_registry_without_ranges() {
+    if !may_mount() {
+        return;
+    }
+    let world = ArtifactWorld::new();
+    let weights = noise(20_000_000);
+    let layer = world.layer(WEIGHT, &weights, &json!({ "org.cncf.model.filepath": "w" }));
+    let blob = layer["digest"].as_str().unwrap().to_owned();
+    let name = world.put("models/mounted:1", MODEL, &[layer]);
+    world.registry.fault(FaultTrigger::path(&blob), ResponseFault::IgnoreRange);
+    world.larder(&["pull", &name]).expect(0);
+    assert_eq!(world.registry.bytes_sent(&blob), weights.len() as u64);
+
+    let target = path_of(world.home.path(), "mnt");
+    fs_err::create_dir(&target).unwrap();
+    world.larder(&["mount", &name, &target]).expect(0);
+    let read = || fs_err::read(Path::new(&target).join("w")).unwrap() == weights;
+    assert!(read());
+    world.larder(&["rm", &name]).expect(1);
+    world.larder(&["gc", "--all-unused", "--force-leases", "--force"]).expect(0);
+    assert!(world.larder(&["images", "-q"]).expect(0).stdout.starts_with("sha256:"));
+    // Removed by force, and pulled again.
+    world.larder(&["rm", "--force", &name]).expect(0);
+    world.larder(&["pull", &name]).expect(0);
+    assert!(read());
+    world.larder(&["umount", &target]).expect(0);
+    world.larder(&["gc", "--all-unused", "--force-leases", "--force"]).expect(0);
+    assert_eq!(world.larder(&["images", "-q"]).expect(0).stdout, "");
     world.larder(&["fsck"]).expect(0);
 }
 
