@@ -1,5 +1,5 @@
-//! A load, a pull and a removal, with the power cut at each step of them: the filesystem is shut down without flushing its
-//! journal, as `EXT4_IOC_SHUTDOWN` and XFS do it, and mounted again.
+//! A load, a pull and a removal, with the power cut at each step of them: the filesystem is shut down without flushing
+//! its journal, as `EXT4_IOC_SHUTDOWN` and XFS do it, and mounted again.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 

@@ -2,20 +2,27 @@
 //!
 //! It is the SHA-256 of the SHA-256 digests of the file's pieces of one MiB, one after the other. Pieces are hashed
 //! while the file is written, and the few that are changed at its end once more. A digest of the whole file in one pass
-//! could only begin when the first block is known, which is last; and cores share the work of checking a large layer.
+//! could only begin when the first block is known, which is last.
+//!
+//! In a layer that is one file of an artifact, that file is a piece of its own, behind the first block: its digest is
+//! the blob's, which was computed anyway.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
+use larder::reference::Digest;
 use rustix::fs::{Advice, fadvise};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-const PIECE: usize = 1 << 20;
+const PIECE: u64 = 1 << 20;
+/// Offset of the blob in a layer that has one: behind the first block.
+pub(crate) const BLOB_START: u64 = 4096;
 /// Bytes that are read and hashed at once: they fit into a core's cache.
 const BUFFER: usize = 128 << 10;
 
@@ -26,21 +33,54 @@ pub struct ErofsFile {
     pub bytes: u64,
     /// Of these, bytes at the end that list the directories that the archive only implies.
     pub implied_bytes: u64,
-    /// SHA-256 of the SHA-256 digests of all pieces of one MiB, in hexadecimal digits.
-    pub sha256_of_mib: String,
+    /// Length of the blob that the layer has as its only file; 0 if it is made of an archive.
+    pub blob_bytes: u64,
+    /// SHA-256 of the SHA-256 digests of all pieces, in hexadecimal digits.
+    pub sha256_of_pieces: String,
+}
+
+/// How a file is divided into pieces.
+#[derive(Debug, Clone, Copy)]
+struct PieceLayout {
+    bytes: u64,
+    blob_bytes: u64,
+}
+
+impl PieceLayout {
+    /// The first block and the blob, or nothing; pieces of one MiB follow.
+    fn first(self) -> impl Iterator<Item = Range<u64>> {
+        let end = BLOB_START + self.blob_bytes;
+        [0..BLOB_START, BLOB_START..end].into_iter().take(if self.blob_bytes > 0 { 2 } else { 0 })
+    }
+
+    fn pieces(self) -> impl Iterator<Item = Range<u64>> {
+        let start = self.first().last().map_or(0, |blob| blob.end);
+        let count = self.bytes.saturating_sub(start).div_ceil(PIECE);
+        let rest = (0..count).map(move |number| start + number * PIECE);
+        self.first().chain(rest.map(move |start| start..self.bytes.min(start + PIECE)))
+    }
 }
 
 impl ErofsFile {
     /// Returns the file of a layer whose record is lost. No file has it.
     pub(crate) fn unknown() -> ErofsFile {
-        ErofsFile { bytes: 0, implied_bytes: 0, sha256_of_mib: String::new() }
+        ErofsFile { bytes: 0, implied_bytes: 0, blob_bytes: 0, sha256_of_pieces: String::new() }
     }
 
-    /// Size and digest of the file at `path`.
+    /// Size and digest of the file at `path`, which has no blob.
     pub fn of(path: &Path) -> io::Result<ErofsFile> {
         let file = fs_err::File::open(path)?.into_parts().0;
-        let bytes = file.metadata()?.len();
-        Ok(ErofsFile { bytes, implied_bytes: 0, sha256_of_mib: root_of(&hash_pieces(&file, bytes)?) })
+        let layout = PieceLayout { bytes: file.metadata()?.len(), blob_bytes: 0 };
+        Ok(ErofsFile::new(layout, &hash_pieces(&file, layout)?))
+    }
+
+    fn new(layout: PieceLayout, pieces: &[[u8; 32]]) -> ErofsFile {
+        let PieceLayout { bytes, blob_bytes } = layout;
+        ErofsFile { bytes, implied_bytes: 0, blob_bytes, sha256_of_pieces: root_of(pieces) }
+    }
+
+    fn layout(&self) -> PieceLayout {
+        PieceLayout { bytes: self.bytes, blob_bytes: self.blob_bytes }
     }
 }
 
@@ -48,52 +88,93 @@ impl ErofsFile {
 pub(crate) struct PieceHasher {
     done: Vec<[u8; 32]>,
     current: Sha256,
-    /// Bytes in `current`.
-    filled: usize,
-    changed: BTreeSet<u64>,
+    /// Bytes taken, and the end of the piece in `current`.
+    position: u64,
+    piece_end: u64,
+    /// Bytes of the blob, or 0, and its digest.
+    blob: (u64, [u8; 32]),
+    changed: BTreeSet<usize>,
 }
 
 impl PieceHasher {
-    pub(crate) fn new() -> PieceHasher {
-        PieceHasher { done: Vec::new(), current: Sha256::new(), filled: 0, changed: BTreeSet::new() }
+    /// For a file with a blob of so many bytes and this digest, or without one. The blob's own bytes are not hashed.
+    pub(crate) fn new(blob: Option<(u64, &Digest)>) -> PieceHasher {
+        // A blob with another digest than SHA-256 is hashed like the rest.
+        let blob = blob.filter(|(bytes, digest)| *bytes > 0 && digest.algorithm() == "sha256");
+        let blob = blob.map(|(bytes, digest)| (bytes, bytes_of(digest))).unwrap_or_default();
+        let piece_end = if blob.0 > 0 { BLOB_START } else { PIECE };
+        PieceHasher {
+            done: Vec::new(),
+            current: Sha256::new(),
+            position: 0,
+            piece_end,
+            blob,
+            changed: BTreeSet::new(),
+        }
     }
 
     /// Takes bytes that follow the earlier ones.
     pub(crate) fn update(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
-            let (now, rest) = bytes.split_at(bytes.len().min(PIECE - self.filled));
-            self.current.update(now);
-            self.filled += now.len();
+            let left = usize::try_from(self.piece_end - self.position).unwrap_or(usize::MAX);
+            let (now, rest) = bytes.split_at(bytes.len().min(left));
+            if !self.is_at_blob() {
+                self.current.update(now);
+            }
+            self.position += now.len() as u64;
             bytes = rest;
-            if self.filled == PIECE {
+            if self.position == self.piece_end {
                 self.end_piece();
             }
         }
     }
 
-    fn end_piece(&mut self) {
-        self.done.push(std::mem::take(&mut self.current).finalize().into());
-        self.filled = 0;
+    /// Bytes taken so far.
+    pub(crate) fn position(&self) -> u64 {
+        self.position
     }
 
-    /// Notes that bytes of the file were replaced.
+    fn is_at_blob(&self) -> bool {
+        self.blob.0 > 0 && self.done.len() == 1
+    }
+
+    fn end_piece(&mut self) {
+        let hashed = std::mem::take(&mut self.current).finalize().into();
+        self.done.push(if self.is_at_blob() { self.blob.1 } else { hashed });
+        self.piece_end = self.position + if self.is_at_blob() { self.blob.0 } else { PIECE };
+    }
+
+    /// Notes that bytes of the file were replaced, which are not the blob's.
     pub(crate) fn replace(&mut self, offset: u64, length: usize) {
-        let last = (offset + length as u64).saturating_sub(1) / PIECE as u64;
-        self.changed.extend(offset / PIECE as u64..=last);
+        let layout = PieceLayout { bytes: self.position, blob_bytes: self.blob.0 };
+        let end = offset + length as u64;
+        let changed = layout.pieces().enumerate().skip_while(|(_, piece)| piece.end <= offset);
+        self.changed.extend(changed.take_while(|(_, piece)| piece.start < end).map(|(number, _)| number));
     }
 
     /// Hashes the replaced pieces again, as they are in the file.
-    pub(crate) fn finish(mut self, file: &File, bytes: u64) -> io::Result<ErofsFile> {
-        if self.filled > 0 {
+    pub(crate) fn finish(mut self, file: &File) -> io::Result<ErofsFile> {
+        let layout = PieceLayout { bytes: self.position, blob_bytes: self.blob.0 };
+        if layout.pieces().count() > self.done.len() {
             self.end_piece();
         }
-        for piece in &self.changed {
-            if let Some(digest) = usize::try_from(*piece).ok().and_then(|at| self.done.get_mut(at)) {
-                *digest = hash_piece(file, *piece * PIECE as u64, bytes)?;
+        for (number, piece) in layout.pieces().enumerate() {
+            if self.changed.contains(&number) {
+                self.done[number] = hash_piece(file, piece)?;
             }
         }
-        Ok(ErofsFile { bytes, implied_bytes: 0, sha256_of_mib: root_of(&self.done) })
+        Ok(ErofsFile::new(layout, &self.done))
     }
+}
+
+/// The first bytes of a digest.
+pub(crate) fn bytes_of<const COUNT: usize>(digest: &Digest) -> [u8; COUNT] {
+    let mut bytes = [0; COUNT];
+    for (byte, digits) in bytes.iter_mut().zip(digest.hex().as_bytes().chunks_exact(2)) {
+        let digits = std::str::from_utf8(digits).unwrap_or_default();
+        *byte = u8::from_str_radix(digits, 16).unwrap_or_default();
+    }
+    bytes
 }
 
 /// How a check reads the file.
@@ -117,7 +198,7 @@ pub(crate) fn check_erofs_file(
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Some("missing".into())),
         file => file?,
     };
-    if expected.sha256_of_mib.is_empty() {
+    if expected.sha256_of_pieces.is_empty() {
         return Ok(Some("its digest is unknown".into()));
     }
     let bytes = file.metadata()?.len();
@@ -133,28 +214,27 @@ pub(crate) fn check_erofs_file(
         fadvise(&file, 0, None, Advice::DontNeed)?;
     }
     fadvise(&file, 0, None, Advice::Sequential)?;
-    let found = match hash_pieces(&file, expected.bytes) {
+    let found = match hash_pieces(&file, expected.layout()) {
         Ok(pieces) => root_of(&pieces),
         Err(error) => return Ok(Some(format!("unreadable: {error}"))),
     };
-    Ok((found != expected.sha256_of_mib).then(|| "content differs".into()))
+    Ok((found != expected.sha256_of_pieces).then(|| "content differs".into()))
 }
 
-fn hash_pieces(file: &File, bytes: u64) -> io::Result<Vec<[u8; 32]>> {
-    (0..bytes.div_ceil(PIECE as u64)).map(|piece| hash_piece(file, piece * PIECE as u64, bytes)).collect()
+fn hash_pieces(file: &File, layout: PieceLayout) -> io::Result<Vec<[u8; 32]>> {
+    layout.pieces().map(|piece| hash_piece(file, piece)).collect()
 }
 
-/// The digest of the piece that begins at `offset`, of a file that has so many bytes.
-fn hash_piece(file: &File, offset: u64, bytes: u64) -> io::Result<[u8; 32]> {
-    let (mut hasher, mut buffer, mut done) = (Sha256::new(), vec![0; BUFFER], 0);
-    let length = usize::try_from(bytes.saturating_sub(offset)).unwrap_or(PIECE).min(PIECE);
-    while done < length {
-        let room = BUFFER.min(length - done);
-        match file.read_at(&mut buffer[..room], offset + done as u64) {
+/// The digest of these bytes of a file.
+fn hash_piece(file: &File, mut piece: Range<u64>) -> io::Result<[u8; 32]> {
+    let (mut hasher, mut buffer) = (Sha256::new(), vec![0; BUFFER]);
+    while !piece.is_empty() {
+        let room = usize::try_from(piece.end - piece.start).unwrap_or(BUFFER).min(BUFFER);
+        match file.read_at(&mut buffer[..room], piece.start) {
             Ok(0) => break,
             Ok(read) => {
                 hasher.update(&buffer[..read]);
-                done += read;
+                piece.start += read as u64;
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
@@ -178,8 +258,10 @@ fn root_of(pieces: &[[u8; 32]]) -> String {
 mod tests {
     use super::*;
 
+    const MIB: usize = 1 << 20;
+
     fn content() -> Vec<u8> {
-        (0..2 * PIECE + 5000).map(|at| u8::try_from(at / 4096 % 251).unwrap_or(0)).collect()
+        (0..2 * MIB + 5000).map(|at| u8::try_from(at / 4096 % 251).unwrap_or(0)).collect()
     }
 
     #[test]
@@ -187,21 +269,49 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("layer");
         let mut content = content();
-        let mut hasher = PieceHasher::new();
+        let mut hasher = PieceHasher::new(None);
         content.chunks(70_001).for_each(|bytes| hasher.update(bytes));
         content[..9].copy_from_slice(b"beginning");
-        content[PIECE - 2..PIECE + 2].copy_from_slice(b"edge");
+        content[MIB - 2..MIB + 2].copy_from_slice(b"edge");
         hasher.replace(0, 9);
-        hasher.replace(PIECE as u64 - 2, 4);
+        hasher.replace(MIB as u64 - 2, 4);
         fs_err::write(&path, &content).unwrap();
         let bytes = content.len() as u64;
-        let file = hasher.finish(fs_err::File::open(&path).unwrap().file(), bytes).unwrap();
-        let pieces: Vec<u8> = content.chunks(PIECE).flat_map(Sha256::digest).collect();
-        let expected = larder::reference::Digest::sha256(pieces).hex().to_owned();
-        assert_eq!(file, ErofsFile { bytes, implied_bytes: 0, sha256_of_mib: expected });
+        let file = hasher.finish(fs_err::File::open(&path).unwrap().file()).unwrap();
+        let pieces: Vec<u8> = content.chunks(MIB).flat_map(Sha256::digest).collect();
+        let expected = Digest::sha256(pieces).hex().to_owned();
+        assert_eq!(file, ErofsFile { bytes, implied_bytes: 0, blob_bytes: 0, sha256_of_pieces: expected });
         for check in [LayerCheck::Size, LayerCheck::Content, LayerCheck::Disk] {
             assert_eq!(check_erofs_file(&path, &file, check).unwrap(), None);
         }
+    }
+
+    #[test]
+    fn a_blob_is_a_piece_whose_digest_is_known() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("layer");
+        for blob_bytes in [1, 4096, MIB + 7, 2 * MIB] {
+            let mut content = content();
+            let start = usize::try_from(BLOB_START).unwrap();
+            let blob = Digest::sha256(&content[start..start + blob_bytes]);
+            let mut hasher = PieceHasher::new(Some((blob_bytes as u64, &blob)));
+            content.chunks(70_001).for_each(|bytes| hasher.update(bytes));
+            content[..9].copy_from_slice(b"beginning");
+            hasher.replace(0, start);
+            fs_err::write(&path, &content).unwrap();
+            let file = hasher.finish(fs_err::File::open(&path).unwrap().file()).unwrap();
+            assert_eq!((file.bytes, file.blob_bytes), (content.len() as u64, blob_bytes as u64));
+            let whole = check_erofs_file(&path, &file, LayerCheck::Content).unwrap();
+            assert_eq!(whole, None, "{blob_bytes}");
+            for at in [0, start, start + blob_bytes, content.len() - 1] {
+                let mut wrong = content.clone();
+                wrong[at] ^= 1;
+                fs_err::write(&path, &wrong).unwrap();
+                assert!(check_erofs_file(&path, &file, LayerCheck::Content).unwrap().is_some(), "byte {at}");
+            }
+        }
+        let other = Digest::parse(&format!("sha512:{}", "ab".repeat(64))).unwrap();
+        assert_eq!(PieceHasher::new(Some((7, &other))).blob.0, 0, "it is hashed");
     }
 
     #[test]
@@ -212,7 +322,7 @@ mod tests {
         fs_err::write(&path, &content).unwrap();
         let file = ErofsFile::of(&path).unwrap();
         let mut wrong = content.clone();
-        wrong[PIECE + 7] ^= 1;
+        wrong[MIB + 7] ^= 1;
         fs_err::write(&path, &wrong).unwrap();
         let found = |check| check_erofs_file(&path, &file, check).unwrap();
         assert_eq!(found(LayerCheck::Size), None);

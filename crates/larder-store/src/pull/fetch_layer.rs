@@ -26,12 +26,12 @@ use crate::disk::{DiskSpace, SpaceReserve};
 use crate::store::fetch_progress::FetchProgress;
 use crate::store::import::{Import, ImportError};
 use crate::store::{
-    ARCHIVE_RECORD, BLOB_START, BlobSource, ClaimRequest, IngestFile, LAYER_FILE, LayerStaging, Store,
-    StoreError, TransferLogin,
+    ARCHIVE_RECORD, BlobSource, ClaimRequest, IngestFile, LAYER_FILE, LayerStaging, Store, StoreError,
+    TransferLogin,
 };
 use crate::unpack::{
-    ExpectedLayer, LayerDownload, PendingLayer, UnpackOptions, UnpackProgress, UnpackedLayer, unpack_file,
-    unpack_layer,
+    ExpectedLayer, FilePlace, LayerDownload, PendingLayer, UnpackOptions, UnpackProgress, UnpackedLayer,
+    unpack_file, unpack_layer,
 };
 use larder_registry::{BlobSink, ByteRanges, FetchNotice, RepositorySession, fetch_blob};
 
@@ -324,11 +324,10 @@ fn unpack_into_staging(
     let (blob_bytes, path) = (bytes.open(digest)?, staging.dir().join(LAYER_FILE));
     let unpacked = match (&planned.file, &bytes) {
         (Some(file), LayerBytes::Ingest(ingest)) => {
-            let present = BLOB_START.saturating_add(planned.descriptor.size);
-            unpack_file(blob_bytes, &expected, file, (&ingest.path(), Some(present)), &options)
+            unpack_file(blob_bytes, &expected, file, &FilePlace::Around(&ingest.path()), &options)
         }
         (Some(file), LayerBytes::Import(_)) => {
-            unpack_file(blob_bytes, &expected, file, (&path, None), &options)
+            unpack_file(blob_bytes, &expected, file, &FilePlace::New(&path), &options)
         }
         (None, _) => unpack_layer(blob_bytes, &expected, &path, &options),
     };

@@ -26,15 +26,13 @@ use super::extents::{self, SavedExtents};
 use super::handle::{OpenStore, Store};
 use super::references::{ItemReference, ReferencedItem};
 use crate::disk::{Disk, DiskFile, FileOpenMode, ensure_dir, replace};
+use crate::erofs::digest::BLOB_START;
 
 /// How many new bytes go unnoted: what a killed process fetches again at most, beside what it had in memory.
 const NOTE_EVERY: u64 = 1 << 20;
 
 /// Largest note that is read, in bytes.
 const MAX_NOTE: u64 = 64 << 10;
-
-/// Offset of the blob in its file.
-pub(crate) const BLOB_START: u64 = 4096;
 
 const DATA: &str = "data";
 const EXTENTS: &str = "extents";

@@ -61,7 +61,6 @@ pub use db::DbError;
 pub use error::{StoreError, StoreOpenError};
 pub(crate) use handle::OpenStore;
 pub use handle::Store;
-pub(crate) use ingest::BLOB_START;
 pub use ingest::{IngestFile, IngestReader};
 pub use larder::backend::RemoveOptions;
 pub use layer_file::{ARCHIVE_RECORD, LAYER_FILE};

@@ -13,11 +13,12 @@ use super::archive::{LayerArchive, LayerEntry, LayerEntryKind};
 use super::directory_writer::{DirectoryForm, DirectoryWriter, SkippedMetadata};
 use super::first_paths::{self, FirstPaths};
 use super::layer_entries::{EntryData, entry_of};
-use super::layer_writer::{PendingLayer, uuid_of};
+use super::layer_writer::PendingLayer;
 use super::merged_layers::{LayerReader, MergedEntry, MergedLayers};
 use super::stream::{BufferSource, TarStream, from_reader};
 use super::{OverlayForm, UnpackError, UnpackOptions};
 use crate::disk::SpaceReserve;
+use crate::erofs::digest::bytes_of;
 
 /// Entries that [`extract_files`] writes beside plain files. With none of it, a user who can reach the files cannot
 /// become root by them.
@@ -45,7 +46,7 @@ pub fn write_erofs_disk(files: impl Read, id: &Digest, path: &Path) -> Result<()
     let options = UnpackOptions::for_accepted_layer();
     let mut feed = from_reader(files);
     let mut archive = LayerArchive::new(TarStream::new(&mut feed, id, &options), &options);
-    let form = ErofsOptions { uuid: uuid_of(id), whiteouts: false, ..ErofsOptions::default() };
+    let form = ErofsOptions { uuid: bytes_of(id), whiteouts: false, ..ErofsOptions::default() };
     let (mut disk, _) = PendingLayer::read(&mut archive, path, form, &options)?;
     archive.read_rest()?;
     disk.pause()?;

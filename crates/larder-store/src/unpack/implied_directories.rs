@@ -91,7 +91,7 @@ mod tests {
         let paths = [&b""[..], b"usr", b"usr/li\nb"].map(<[u8]>::to_vec);
         let mut layer = vec![7; 100];
         let implied_bytes = append_implied(&mut layer, &paths).unwrap();
-        let erofs = ErofsFile { bytes: layer.len() as u64, implied_bytes, sha256_of_mib: String::new() };
+        let erofs = ErofsFile { bytes: layer.len() as u64, implied_bytes, ..ErofsFile::unknown() };
         let read = |content: &[u8]| {
             fs_err::write(&path, content).unwrap();
             read_implied(fs_err::File::open(&path).unwrap().file(), &erofs)

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use fs_err::os::unix::fs::OpenOptionsExt as _;
+use larder::reference::Digest;
 use larder_erofs::{ErofsOutput, ErofsScratch};
 
 use super::options::is_zero;
@@ -16,7 +17,7 @@ use super::write_behind::WriteBehind;
 use super::{UnpackOptions, UnpackProgress};
 use crate::disk::{DiskSpace, SpaceReserve};
 use crate::erofs::ErofsFile;
-use crate::erofs::digest::PieceHasher;
+use crate::erofs::digest::{BLOB_START, PieceHasher};
 
 /// Pieces are collected up to multiples of this offset. The page cache then holds the file in large folios: deleting a
 /// file of 1 GB takes a third of the time that it takes with single pages.
@@ -54,31 +55,41 @@ pub(super) fn is_cancellation(error: &io::Error) -> bool {
 }
 
 impl LayerOutput {
-    /// Begins a new file.
-    pub(super) fn create(path: &Path, options: &UnpackOptions) -> io::Result<LayerOutput> {
+    /// Begins a new file, which gets this blob if there is one.
+    pub(super) fn create(
+        path: &Path,
+        blob: Option<(u64, &Digest)>,
+        options: &UnpackOptions,
+    ) -> io::Result<LayerOutput> {
         if let Some(reserve) = &options.reserve {
             reserve.admit(DiskSpace { bytes: 0, inodes: 1 })?;
         }
         let mut mode = fs_err::OpenOptions::new();
         mode.read(true).write(true).create_new(true).mode(0o600);
-        Ok(LayerOutput::new(path, mode.open(path)?.into_parts().0, 0, options))
+        let file = mode.open(path)?.into_parts().0;
+        Ok(LayerOutput::new(path, file, PieceHasher::new(blob), options))
     }
 
-    /// Begins with a file whose first `present` bytes are those that will be appended first: they are hashed, and not
-    /// written again.
-    pub(super) fn around(path: &Path, present: u64, options: &UnpackOptions) -> io::Result<LayerOutput> {
-        let file = fs_err::OpenOptions::new().read(true).write(true).open(path)?;
-        Ok(LayerOutput::new(path, file.into_parts().0, present, options))
+    /// Begins with a file that has an empty block and this blob, which will be appended first: they are not written
+    /// again.
+    pub(super) fn around(
+        path: &Path,
+        blob: (u64, &Digest),
+        options: &UnpackOptions,
+    ) -> io::Result<LayerOutput> {
+        let file = fs_err::OpenOptions::new().read(true).write(true).open(path)?.into_parts().0;
+        let present = BLOB_START.saturating_add(blob.0);
+        Ok(LayerOutput { present, ..LayerOutput::new(path, file, PieceHasher::new(Some(blob)), options) })
     }
 
-    fn new(path: &Path, file: File, present: u64, options: &UnpackOptions) -> LayerOutput {
+    fn new(path: &Path, file: File, hasher: PieceHasher, options: &UnpackOptions) -> LayerOutput {
         LayerOutput {
             path: path.to_owned(),
             file: Some(file),
             pending: Vec::new(),
             written: 0,
-            present,
-            hasher: PieceHasher::new(),
+            present: 0,
+            hasher,
             write_behind: options.write_behind.clone(),
             reserve: options.reserve.clone(),
             unseen: 0,
@@ -102,25 +113,26 @@ impl LayerOutput {
 
     /// Writes what follows. Long runs of zeros become holes: a layer of zeros takes no space.
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let present = self.present.saturating_sub(self.written);
-        let (present, new) = bytes.split_at(usize::try_from(present).unwrap_or(usize::MAX).min(bytes.len()));
-        let offset = self.written + present.len() as u64;
-        if new.len() == BUFFER && is_zero(new) {
-            self.written = offset + BUFFER as u64;
+        let offset = self.written;
+        if bytes.len() == BUFFER && is_zero(bytes) {
+            self.written += BUFFER as u64;
             return Ok(());
         }
-        if !new.is_empty() {
-            if let Some(reserve) = &self.reserve {
-                reserve.admit(DiskSpace { bytes: new.len() as u64, inodes: 0 })?;
-            }
-            self.open()?.write_all_at(new, offset)?;
+        if let Some(reserve) = &self.reserve {
+            reserve.admit(DiskSpace { bytes: bytes.len() as u64, inodes: 0 })?;
         }
-        self.written = offset + new.len() as u64;
-        self.unseen += bytes.len();
+        self.open()?.write_all_at(bytes, offset)?;
+        self.pass(bytes.len());
+        Ok(())
+    }
+
+    /// Goes on behind bytes that are in the file.
+    fn pass(&mut self, bytes: usize) {
+        self.written += bytes as u64;
+        self.unseen += bytes;
         if self.unseen >= WriteBehind::PIECE {
             self.sync_early();
         }
-        Ok(())
     }
 
     /// Only to be early: without a second handle it is done at the end.
@@ -167,7 +179,8 @@ impl LayerOutput {
         self.open()?.set_len(written)?;
         self.sync_early();
         let LayerOutput { file, hasher, written, .. } = self;
-        file.map_or_else(|| Err(io::ErrorKind::NotFound.into()), |file| hasher.finish(&file, written))
+        debug_assert_eq!(hasher.position(), written, "each byte was hashed");
+        file.map_or_else(|| Err(io::ErrorKind::NotFound.into()), |file| hasher.finish(&file))
     }
 }
 
@@ -184,7 +197,9 @@ impl ErofsOutput for LayerOutput {
             return Err(io::Error::other(WriteCanceled));
         }
         self.hasher.update(bytes);
-        let mut rest = bytes;
+        let present = usize::try_from(self.present.saturating_sub(self.written)).unwrap_or(usize::MAX);
+        let (present, mut rest) = bytes.split_at(present.min(bytes.len()));
+        self.pass(present.len());
         while self.until_aligned() <= rest.len() {
             let (head, tail) = rest.split_at(self.until_aligned());
             if self.pending.is_empty() {
@@ -217,7 +232,7 @@ mod tests {
     fn pieces_of_any_size_are_written_up_to_multiples_of_the_buffer() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("layer");
-        let mut output = LayerOutput::create(&path, &UnpackOptions::default()).unwrap();
+        let mut output = LayerOutput::create(&path, None, &UnpackOptions::default()).unwrap();
         let mut expected = Vec::new();
         for (number, size) in (1..).zip([1, 4096, BUFFER - 1, BUFFER, 3 * BUFFER + 5, 0, BUFFER / 2, 7]) {
             let piece = vec![number; size];

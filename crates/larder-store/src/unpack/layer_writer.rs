@@ -9,7 +9,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use larder::reference::Digest;
 use larder_erofs::{
     EntryProblem, ErofsEntry, ErofsEntryKind, ErofsError, ErofsInode, ErofsOptions, ErofsTime, ErofsWriter,
     LowerLink, OverlayView,
@@ -30,6 +29,7 @@ use super::{
     UnpackProgress,
 };
 use crate::erofs::ErofsFile;
+use crate::erofs::digest::bytes_of;
 
 /// Permissions of a directory that the archive only implied, unless a lower layer has it.
 const IMPLIED_MODE: u32 = 0o755;
@@ -79,7 +79,7 @@ pub(super) fn write(
     if let Some(record) = &mut record {
         archive = archive.with_frame(record);
     }
-    let form = ErofsOptions { uuid: uuid_of(expected.diff_id), ..ErofsOptions::default() };
+    let form = ErofsOptions { uuid: bytes_of(expected.diff_id), ..ErofsOptions::default() };
     let (mut layer, entries) = PendingLayer::read(&mut archive, path, form, options)?;
     let plain_bytes = archive.finish(expected.diff_id)?;
     record.map_or(Ok(()), ArchiveRecordWriter::finish)?;
@@ -96,28 +96,14 @@ pub(super) fn write(
     Ok((unpacked, layer))
 }
 
-/// A UUID of its own for each layer, the same on every machine.
-pub(super) fn uuid_of(diff_id: &Digest) -> [u8; 16] {
-    let mut uuid = [0; 16];
-    for (byte, digits) in uuid.iter_mut().zip(diff_id.hex().as_bytes().chunks_exact(2)) {
-        let digits = std::str::from_utf8(digits).unwrap_or_default();
-        *byte = u8::from_str_radix(digits, 16).unwrap_or_default();
-    }
-    uuid
-}
-
 impl PendingLayer {
-    /// Begins a layer without entries in a new file, or [around](LayerOutput::around) so many bytes.
-    pub(super) fn create(
+    /// Begins a layer without entries in a file.
+    pub(super) fn new(
+        file: io::Result<LayerOutput>,
         path: &Path,
-        present: Option<u64>,
         form: ErofsOptions,
         options: &UnpackOptions,
     ) -> Result<PendingLayer, UnpackError> {
-        let file = match present {
-            Some(present) => LayerOutput::around(path, present, options),
-            None => LayerOutput::create(path, options),
-        };
         let file = file.map_err(|error| UnpackError::file("create", path, error))?;
         Ok(PendingLayer {
             writer: ErofsWriter::new(file, form).map_err(|error| writer_error(path, error))?,
@@ -140,7 +126,8 @@ impl PendingLayer {
         form: ErofsOptions,
         options: &UnpackOptions,
     ) -> Result<(PendingLayer, u64), UnpackError> {
-        let mut layer = PendingLayer::create(path, None, form, options)?;
+        let file = LayerOutput::create(path, None, options);
+        let mut layer = PendingLayer::new(file, path, form, options)?;
         while let Some(entry) = archive.next()? {
             layer.add(&entry, archive)?;
         }

@@ -6,25 +6,41 @@ use std::path::Path;
 use larder_erofs::{ErofsEntry, ErofsEntryKind, ErofsOptions, ErofsTime};
 use larder_registry::manifest::ArtifactFile;
 
-use super::layer_writer::{PendingLayer, uuid_of};
+use super::layer_output::LayerOutput;
+use super::layer_writer::PendingLayer;
 use super::options::LayerByteCounts;
 use super::source::CompressedReader;
 use super::{DetectedCompression, ExpectedLayer, UnpackError, UnpackOptions, UnpackedLayer};
+use crate::erofs::digest::bytes_of;
 
-/// Writes a layer with this file; `blob` is the content, with the expected digest and size. The file at `path` is a new
-/// one, or has `present` bytes: a block, and the content, which then stays where it is.
+/// Where the layer of a file is written.
+pub enum FilePlace<'a> {
+    /// A new file.
+    New(&'a Path),
+    /// A file that has the content behind an empty block; it stays there.
+    Around(&'a Path),
+}
+
+/// Writes a layer with this file; `blob` is the content, with the expected digest and size.
 pub fn unpack_file(
     blob: impl Read,
     expected: &ExpectedLayer<'_>,
     file: &ArtifactFile,
-    (path, present): (&Path, Option<u64>),
+    place: &FilePlace<'_>,
     options: &UnpackOptions,
 ) -> Result<(UnpackedLayer, PendingLayer), UnpackError> {
     let options = &UnpackOptions { archive_record: None, ..options.clone() };
     // All of the content is in full blocks: a layer that is not completed leaves it as it was.
     let form =
-        ErofsOptions { uuid: uuid_of(expected.diff_id), max_inline_tail: 0, ..ErofsOptions::default() };
-    let mut layer = PendingLayer::create(path, present, form, options)?;
+        ErofsOptions { uuid: bytes_of(expected.diff_id), max_inline_tail: 0, ..ErofsOptions::default() };
+    let content = expected.size.zip(expected.digest);
+    let (output, path) = match (place, content) {
+        (FilePlace::Around(path), Some(content)) => (LayerOutput::around(path, content, options), path),
+        (FilePlace::Around(path) | FilePlace::New(path), content) => {
+            (LayerOutput::create(path, content, options), path)
+        }
+    };
+    let mut layer = PendingLayer::new(output, path, form, options)?;
     let mut source = CompressedReader::new(blob, expected, options);
     let copied = copy(&mut source, expected.size.unwrap_or_default(), file, &mut layer, options);
     if let Err(error) = copied {

@@ -118,8 +118,8 @@ impl UnpackDir {
         assert!(!record.exists(), "the layer takes it over");
         let written = ErofsFile::of(&self.layer()).unwrap();
         assert_eq!(
-            (finished.file.bytes, &finished.file.sha256_of_mib),
-            (written.bytes, &written.sha256_of_mib)
+            (finished.file.bytes, &finished.file.sha256_of_pieces),
+            (written.bytes, &written.sha256_of_pieces)
         );
         self.assert_archive(expected);
         if rustix::process::geteuid().is_root() {
