@@ -132,23 +132,18 @@ impl PowerCutStore {
         (cut, store)
     }
 
-    fn puller(&self, store: &Store) -> StorePuller {
-        let client = RegistryClient::new(RegistryConfig::default());
-        StorePuller::new(store.clone(), client, StorePullConfig::default())
-    }
-
     fn artifact(&self) -> Reference {
         Reference::parse(&self.registry.image("model:1")).unwrap()
     }
 
     fn pull(&self, store: &Store) -> Result<(), String> {
-        let (puller, name, progress) = (self.puller(store), self.artifact(), ProgressReporter::unwatched());
-        let pulled = self.runtime.block_on(puller.pull(&name, None, &progress));
-        pulled.map(drop).map_err(|error| error.to_string())
+        let (name, progress) = (self.artifact(), ProgressReporter::unwatched());
+        let done = self.runtime.block_on(puller_into(store).pull(&name, None, &progress));
+        done.map(drop).map_err(|error| error.to_string())
     }
 
     fn load(&self, store: &Store, name: &str) -> Result<(), String> {
-        let puller = self.puller(store);
+        let puller = puller_into(store);
         let image = Reference::parse(&format!("registry.example/{name}")).unwrap();
         let source = ImportSource::Path(self.disk.dir().join(name));
         let loaded = self.runtime.block_on(puller.load(source, &LoadOptions::named(image)));
@@ -166,6 +161,11 @@ impl PowerCutStore {
         assert!(is_present("registry.example/kept:image"), "{what}: an image is lost");
         is_present(name)
     }
+}
+
+fn puller_into(store: &Store) -> StorePuller {
+    let client = RegistryClient::new(RegistryConfig::default());
+    StorePuller::new(store.clone(), client, StorePullConfig::default())
 }
 
 /// Fails as root if there are none: the program that cuts the power comes with XFS.
