@@ -9,12 +9,9 @@ use super::error::{FetchError, FetchErrorKind, FetchTarget};
 use super::next_step::OtherFailures;
 use super::session::{RepositorySession, ResolvedManifest};
 use crate::manifest::{
-    ArtifactLayer, ArtifactManifest, Descriptor, ImageConfig, ImageIndex, ImageManifest, MAX_DEPTH,
-    ManifestCandidate, ManifestError, ManifestOrIndex, PlatformMatcher,
+    ArtifactImage, Descriptor, ImageConfig, ImageIndex, ImageManifest, MAX_DEPTH, ManifestCandidate,
+    ManifestError, ManifestOrIndex, PlatformMatcher, ResolvedArtifact,
 };
-
-/// The media type of the config that is made for an artifact.
-const IMAGE_CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 
 /// Most manifests and indexes fetched to find one image.
 const MAX_DOCUMENTS: usize = 32;
@@ -38,15 +35,6 @@ pub struct ImageDocuments {
     pub config_raw: Bytes,
     /// The artifact, if it is no image.
     pub artifact: Option<ResolvedArtifact>,
-}
-
-/// An artifact, and what its layers become.
-#[derive(Debug, Clone)]
-pub struct ResolvedArtifact {
-    /// Its manifest.
-    pub manifest: ArtifactManifest,
-    /// One for each layer.
-    pub contents: Vec<ArtifactLayer>,
 }
 
 impl RepositorySession {
@@ -73,7 +61,7 @@ impl RepositorySession {
                 }
                 return Ok(documents);
             }
-            ManifestOrIndex::Artifact(_) => return self.finish_artifact(target),
+            ManifestOrIndex::Artifact(_) => return self.finish_artifact(target.clone(), target, known).await,
             ManifestOrIndex::Index(index) => index,
         };
         let mut offered = index.platforms();
@@ -140,35 +128,42 @@ impl RepositorySession {
         let ManifestOrIndex::Manifest(layers) = manifest.document.clone() else {
             return Err(problem(ManifestError::Ambiguous));
         };
-        let known = known(&layers.config.digest).await;
-        let known = known.filter(|raw| layers.config.digest.check(raw).is_ok());
-        let config_raw = match known {
-            Some(raw) => raw,
-            None => self.config(&layers.config).await?,
-        };
+        let config_raw = self.config_or_known(&layers.config, known).await?;
         let config = ImageConfig::parse(&config_raw).map_err(problem)?;
         config.check_layers(layers.layers.len()).map_err(problem)?;
         Ok(ImageDocuments { target, layers: *layers, config, config_raw, manifest, artifact: None })
     }
 
     /// The documents of an artifact: those of the image as which a store keeps it.
-    fn finish_artifact(&self, target: ResolvedManifest) -> Result<ImageDocuments, FetchError> {
-        let problem = |error| self.unusable(&target.descriptor, &target.host, error);
-        let ManifestOrIndex::Artifact(manifest) = target.document.clone() else {
+    async fn finish_artifact(
+        &self,
+        target: ResolvedManifest,
+        manifest: ResolvedManifest,
+        known: &KnownConfigs<'_>,
+    ) -> Result<ImageDocuments, FetchError> {
+        let problem = |error| self.unusable(&manifest.descriptor, &manifest.host, error);
+        let ManifestOrIndex::Artifact(artifact) = manifest.document.clone() else {
             return Err(problem(ManifestError::Ambiguous));
         };
-        let contents = manifest.contents().map_err(problem)?;
-        let config_raw = manifest.image_config(&target.descriptor.digest, &contents);
-        let config = ImageConfig::parse(&config_raw).map_err(problem)?;
-        let digest = Digest::sha256(&config_raw);
-        let layers = ImageManifest {
-            config: Descriptor::new(IMAGE_CONFIG, digest, config_raw.len() as u64),
-            layers: manifest.layers.clone(),
-            annotations: manifest.annotations.clone(),
+        let own_config = match artifact.known_config() {
+            Some(raw) => raw.to_vec(),
+            None => self.config_or_known(&artifact.config, known).await?.to_vec(),
         };
-        let artifact = Some(ResolvedArtifact { manifest: *manifest, contents });
-        let config_raw = config_raw.into();
-        Ok(ImageDocuments { manifest: target.clone(), target, layers, config, config_raw, artifact })
+        let image = artifact.into_image(manifest.descriptor.digest.clone(), own_config).map_err(problem)?;
+        let ArtifactImage { artifact, manifest: layers, config, config_raw } = image;
+        let (artifact, config_raw) = (Some(artifact), config_raw.into());
+        Ok(ImageDocuments { target, manifest, layers, config, config_raw, artifact })
+    }
+
+    async fn config_or_known(
+        &self,
+        config: &Descriptor,
+        known: &KnownConfigs<'_>,
+    ) -> Result<Bytes, FetchError> {
+        match known(&config.digest).await.filter(|raw| config.digest.check(raw).is_ok()) {
+            Some(raw) => Ok(raw),
+            None => self.config(config).await,
+        }
     }
 
     fn unusable(&self, descriptor: &Descriptor, host: &str, error: ManifestError) -> FetchError {

@@ -52,7 +52,7 @@ pub use error::{ErrorResponse, FetchError, FetchErrorKind, FetchTarget};
 pub use fetch::{BlobError, BlobSink, ByteRanges, fetch_blob};
 pub use fetch_notice::{FetchNotice, FetchWait};
 pub use hosts::HostsError;
-pub use image::{ImageDocuments, ResolvedArtifact};
+pub use image::ImageDocuments;
 pub use login::LoginResult;
 pub use session::{RepositorySession, ResolvedManifest};
 pub use tls::{CertificateProblem, TlsProblem, TlsSettingsError};

@@ -151,7 +151,7 @@ fn commit(store: &Store, name: &str, layer: LayerHandle) -> Result<(), StoreErro
         config: (Digest::sha256(&config), config),
         manifests: vec![(Digest::sha256(&manifest), manifest)],
         has_digest: true,
-        artifact_type: String::new(),
+        artifact: None,
         layers: vec![CommitLayer {
             digest: diff_id,
             size: layer.record().facts.compressed_bytes,

@@ -5,7 +5,8 @@
 //!                      -> an archive, if it is one and the digest of its plain bytes is known
 //! ```
 //!
-//! A store keeps an artifact as an image: its config is made here, from the manifest alone. Everything is pure.
+//! A store keeps an artifact as an image ([`ArtifactManifest::into_image`]): its config is made here, from the
+//! documents of the artifact. Everything is pure.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +14,10 @@ use larder::reference::{Digest, Platform};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::{Compression, Descriptor, ManifestError, MediaType};
+use super::config::DiffId;
+use super::limits::MAX_LAYERS;
+use super::media_type::{IMAGE_CONFIG, MODEL_CONFIG, is_model_layer};
+use super::{Compression, Descriptor, ImageConfig, ImageManifest, ManifestError, MediaType, bounded};
 
 /// Annotations with the path of a file: of the CNCF model format, and of ORAS.
 const PATHS: [&str; 2] = ["org.cncf.model.filepath", "org.opencontainers.image.title"];
@@ -63,14 +67,62 @@ pub struct ArtifactLayer {
     pub file: Option<ArtifactFile>,
 }
 
+/// An artifact, and what its layers become.
+#[derive(Debug, Clone)]
+pub struct ResolvedArtifact {
+    /// Digest of its manifest.
+    pub digest: Digest,
+    /// Its manifest.
+    pub manifest: ArtifactManifest,
+    /// The bytes of its own config.
+    pub config: Vec<u8>,
+    /// One for each layer.
+    pub contents: Vec<ArtifactLayer>,
+}
+
+/// The image as which a store keeps an artifact.
+#[derive(Debug, Clone)]
+pub struct ArtifactImage {
+    /// The artifact.
+    pub artifact: ResolvedArtifact,
+    /// The made config, and the layers of the artifact.
+    pub manifest: ImageManifest,
+    /// The made config.
+    pub config: ImageConfig,
+    /// The bytes of the made config; their digest is the image ID.
+    pub config_raw: Vec<u8>,
+}
+
 impl ArtifactManifest {
+    /// The bytes of its config, if they need not be fetched: an empty object.
+    pub fn known_config(&self) -> Option<&'static [u8]> {
+        let empty = b"{}";
+        self.config.digest.check(empty).is_ok().then_some(empty)
+    }
+
+    /// The image as which a store keeps the artifact: `digest` is that of this manifest, `config` are the bytes of its
+    /// own config.
+    pub fn into_image(self, digest: Digest, config: Vec<u8>) -> Result<ArtifactImage, ManifestError> {
+        let contents = self.contents(&config)?;
+        let config_raw = self.image_config(&digest, &contents);
+        let manifest = ImageManifest {
+            config: Descriptor::new(IMAGE_CONFIG, Digest::sha256(&config_raw), config_raw.len() as u64),
+            layers: self.layers.clone(),
+            annotations: self.annotations.clone(),
+        };
+        let parsed = ImageConfig::parse(&config_raw)?;
+        let artifact = ResolvedArtifact { digest, manifest: self, config, contents };
+        Ok(ArtifactImage { artifact, manifest, config: parsed, config_raw })
+    }
+
     /// The layers as a store unpacks them. Fails if a path leaves the artifact, is a file and a directory, or is that
-    /// of two files.
-    pub fn contents(&self) -> Result<Vec<ArtifactLayer>, ManifestError> {
+    /// of two files, and if the layer of a model would have other content than its type says.
+    pub fn contents(&self, config: &[u8]) -> Result<Vec<ArtifactLayer>, ManifestError> {
+        let mut diff_ids = self.model_diff_ids(config)?.into_iter();
         let mut files = BTreeMap::new();
         let mut contents = Vec::with_capacity(self.layers.len());
         for layer in &self.layers {
-            let content = content_of(layer)?;
+            let content = content_of(layer, diff_ids.next())?;
             if let Some(file) = &content.file
                 && files
                     .insert(file.path.clone(), content.diff_id.clone())
@@ -90,8 +142,21 @@ impl ArtifactManifest {
         Ok(contents)
     }
 
-    /// The config of the image as which a store keeps the artifact with these contents.
-    pub fn image_config(&self, manifest: &Digest, contents: &[ArtifactLayer]) -> Vec<u8> {
+    /// The digests of the plain bytes of all layers, as the config of a model names them; none for other artifacts.
+    fn model_diff_ids(&self, config: &[u8]) -> Result<Vec<Digest>, ManifestError> {
+        if self.config.media_type != MODEL_CONFIG {
+            return Ok(Vec::new());
+        }
+        let config: ModelConfigDocument = bounded::object(config)?;
+        let diff_ids: Vec<Digest> = config.modelfs.diff_ids.into_iter().map(|diff_id| diff_id.0).collect();
+        let (layers, count) = (self.layers.len(), diff_ids.len());
+        if count != layers && count != 0 {
+            return Err(ManifestError::LayerCount { layers, diff_ids: count });
+        }
+        Ok(diff_ids)
+    }
+
+    fn image_config(&self, manifest: &Digest, contents: &[ArtifactLayer]) -> Vec<u8> {
         let host = Platform::host();
         let diff_ids: Vec<&str> = contents.iter().map(|content| content.diff_id.as_str()).collect();
         let labels = json!({ TYPE_LABEL: self.artifact_type, MANIFEST_LABEL: manifest.as_str() });
@@ -105,13 +170,41 @@ impl ArtifactManifest {
     }
 }
 
-fn content_of(layer: &Descriptor) -> Result<ArtifactLayer, ManifestError> {
-    if let MediaType::Layer(compression) = layer.kind() {
-        let plain = layer.annotations.get(PLAIN_DIGEST).and_then(|digest| Digest::parse(digest).ok());
-        let diff_id = plain.or_else(|| (compression == Compression::None).then(|| layer.digest.clone()));
-        if let Some(diff_id) = diff_id {
+/// The config of the CNCF model format.
+#[derive(Deserialize)]
+struct ModelConfigDocument {
+    #[serde(default, deserialize_with = "bounded::or_default")]
+    modelfs: ModelFsDocument,
+}
+
+#[derive(Deserialize, Default)]
+struct ModelFsDocument {
+    #[serde(default, rename = "diffIds", deserialize_with = "bounded::list::<MAX_LAYERS, _, _>")]
+    diff_ids: Vec<DiffId>,
+}
+
+/// `diff_id` is the digest of the plain bytes that the config of a model names.
+fn content_of(layer: &Descriptor, diff_id: Option<Digest>) -> Result<ArtifactLayer, ManifestError> {
+    let kind = layer.kind();
+    if let MediaType::Layer(compression) = kind {
+        let plain = if compression == Compression::None {
+            Some(layer.digest.clone())
+        } else {
+            let noted = layer.annotations.get(PLAIN_DIGEST).and_then(|digest| Digest::parse(digest).ok());
+            // Some programs name the compressed bytes where the format has the plain ones.
+            noted.or(diff_id).filter(|plain| *plain != layer.digest)
+        };
+        if let Some(diff_id) = plain {
             return Ok(ArtifactLayer { diff_id, file: None });
         }
+    }
+    if is_model_layer(&layer.media_type) && layer.media_type.contains('+') {
+        // A file of compressed bytes is not what the path of the layer stands for.
+        let (digest, media_type) = (layer.digest.clone(), layer.media_type.chars().take(200).collect());
+        return Err(match kind {
+            MediaType::Layer(_) => ManifestError::UnknownPlainDigest { digest, media_type },
+            _ => ManifestError::UnknownLayer { digest, media_type },
+        });
     }
     let named = PATHS.iter().find_map(|key| layer.annotations.get(*key)).filter(|path| !path.is_empty());
     let path = named.cloned().unwrap_or_else(|| layer.digest.hex().to_owned());
@@ -186,7 +279,7 @@ mod tests {
             ],
         );
         let bare = layer("application/octet-stream", &[]);
-        let contents = artifact(vec![model, titled("a/readme.md"), bare.clone()]).contents().unwrap();
+        let contents = artifact(vec![model, titled("a/readme.md"), bare.clone()]).contents(b"{}").unwrap();
         let files: Vec<_> = contents.iter().map(|content| content.file.clone().unwrap()).collect();
         assert_eq!(files[0], ArtifactFile { path: "a/w.bin".into(), mode: 0o755 });
         assert_eq!(files[1], ArtifactFile { path: "a/readme.md".into(), mode: 0o644 });
@@ -201,10 +294,50 @@ mod tests {
         let of_oras =
             layer(packed, &[(PLAIN_DIGEST, digest.as_str()), ("org.opencontainers.image.title", "dir")]);
         let unknown = layer(packed, &[("org.opencontainers.image.title", "dir.tar.gz")]);
-        let contents = artifact(vec![plain.clone(), of_oras, unknown]).contents().unwrap();
+        let contents = artifact(vec![plain.clone(), of_oras, unknown]).contents(b"{}").unwrap();
         assert_eq!((&contents[0].diff_id, &contents[0].file), (&plain.digest, &None));
         assert_eq!((&contents[1].diff_id, &contents[1].file), (&digest, &None));
         assert_eq!(contents[2].file.as_ref().unwrap().path, "dir.tar.gz", "as it is");
+    }
+
+    #[test]
+    fn the_config_of_a_model_has_the_plain_digests_of_its_archives() {
+        let (packed, plain) = ("application/vnd.cncf.model.weight.v1.tar+gzip", Digest::sha256("plain"));
+        let raw = layer("application/vnd.cncf.model.doc.v1.raw", &[(PATHS[0], "README.md")]);
+        let contents = |layers: Vec<Descriptor>, config: &str| {
+            let mut model = artifact(layers);
+            model.config.media_type = MODEL_CONFIG.into();
+            model.contents(config.as_bytes())
+        };
+        let config = |diff_ids: &[&Digest]| {
+            json!({ "modelfs": { "type": "layers", "diffIds": diff_ids } }).to_string()
+        };
+        let known = contents(vec![layer(packed, &[]), raw.clone()], &config(&[&plain, &raw.digest])).unwrap();
+        assert_eq!((&known[0].diff_id, &known[0].file), (&plain, &None));
+        assert_eq!(known[1].file.as_ref().unwrap().path, "README.md");
+
+        let own = layer(packed, &[]).digest;
+        for (layers, config, text) in [
+            (vec![layer(packed, &[])], "{}".to_owned(), "no digest of its uncompressed content"),
+            (vec![layer(packed, &[])], config(&[&own]), "no digest of its uncompressed content"),
+            (vec![raw.clone()], config(&[&plain, &plain]), "1 in the manifest, 2 diff IDs"),
+            (vec![raw.clone()], "[]".to_owned(), "malformed"),
+            (vec![raw], r#"{"modelfs":{"diffIds":["sha256:1"]}}"#.to_owned(), "malformed"),
+            (
+                vec![layer("application/vnd.cncf.model.weight.v1.tar+xz", &[])],
+                "{}".to_owned(),
+                "unsupported media type \"application/vnd.cncf.model.weight.v1.tar+xz\"",
+            ),
+            (vec![layer("application/vnd.cncf.model.code.v1.raw+br", &[])], "{}".to_owned(), "unsupported"),
+        ] {
+            let error = contents(layers, &config).unwrap_err().to_string();
+            assert!(error.contains(text), "{error}");
+        }
+
+        // Another version of the format is an unknown artifact: its files are kept as they are.
+        let mut next = artifact(vec![layer("application/vnd.cncf.model.weight.v2.tar+gzip", &[])]);
+        next.config.media_type = "application/vnd.cncf.model.config.v2+json".into();
+        assert!(next.contents(b"not read").unwrap()[0].file.is_some());
     }
 
     #[test]
@@ -221,13 +354,13 @@ mod tests {
             &"a/".repeat(3000),
             &"n".repeat(256),
         ] {
-            let error = artifact(vec![titled(path)]).contents().unwrap_err();
+            let error = artifact(vec![titled(path)]).contents(b"{}").unwrap_err();
             assert!(matches!(error, ManifestError::ArtifactPath { .. }), "{path:?}: {error}");
         }
-        let twice = |other: Descriptor| artifact(vec![titled("a"), other]).contents();
+        let twice = |other: Descriptor| artifact(vec![titled("a"), other]).contents(b"{}");
         assert!(twice(titled("a")).is_ok(), "one file twice");
         let other = layer("text/plain", &[("org.opencontainers.image.title", "a")]);
         assert!(twice(Descriptor { digest: Digest::sha256("other"), ..other }).is_err());
-        assert!(artifact(vec![titled("a"), titled("a-b"), titled("a/b")]).contents().is_err());
+        assert!(artifact(vec![titled("a"), titled("a-b"), titled("a/b")]).contents(b"{}").is_err());
     }
 }

@@ -49,7 +49,8 @@ struct RuntimeConfig {
     user: String,
 }
 
-struct DiffId(Digest);
+/// The digest of an uncompressed layer.
+pub(super) struct DiffId(pub(super) Digest);
 
 impl<'de> Deserialize<'de> for DiffId {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {

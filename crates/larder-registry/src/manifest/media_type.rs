@@ -4,7 +4,8 @@ use std::fmt;
 
 const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
-const OCI_CONFIG: &str = "application/vnd.oci.image.config.v1+json";
+/// The config of an image.
+pub(super) const IMAGE_CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const OCI_LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 const OCI_FOREIGN_LAYER: &str = "application/vnd.oci.image.layer.nondistributable.v1.tar";
 const DOCKER_LIST: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
@@ -14,6 +15,11 @@ const DOCKER_LAYER: &str = "application/vnd.docker.image.rootfs.diff.tar";
 const DOCKER_FOREIGN_LAYER: &str = "application/vnd.docker.image.rootfs.foreign.diff.tar";
 const DOCKER_SCHEMA_1: &str = "application/vnd.docker.distribution.manifest.v1+json";
 const DOCKER_SCHEMA_1_SIGNED: &str = "application/vnd.docker.distribution.manifest.v1+prettyjws";
+
+/// The config of a model in the CNCF model format.
+pub(super) const MODEL_CONFIG: &str = "application/vnd.cncf.model.config.v1+json";
+/// What the media types of all layers of a model begin with: `application/vnd.cncf.model.weight.v1.tar+gzip`.
+const MODEL: &str = "application/vnd.cncf.model.";
 
 /// The `Accept` header of requests for manifests, in order of preference.
 pub(crate) const ACCEPTED_MANIFESTS: [&str; 4] = [OCI_INDEX, OCI_MANIFEST, DOCKER_LIST, DOCKER_MANIFEST];
@@ -56,7 +62,7 @@ impl MediaType {
         match bare.as_str() {
             OCI_INDEX | DOCKER_LIST => MediaType::Index,
             OCI_MANIFEST | DOCKER_MANIFEST => MediaType::Manifest,
-            OCI_CONFIG | DOCKER_CONFIG => MediaType::Config,
+            IMAGE_CONFIG | DOCKER_CONFIG => MediaType::Config,
             DOCKER_SCHEMA_1 | DOCKER_SCHEMA_1_SIGNED => MediaType::SchemaOne,
             other => layer(other).unwrap_or_else(|| MediaType::Other(text.chars().take(200).collect())),
         }
@@ -76,11 +82,14 @@ pub(super) fn is_image_layer(media_type: &str) -> bool {
         .any(|known| bare.starts_with(known))
 }
 
+/// Whether a media type is that of a layer in version 1 of the CNCF model format, maybe in an encoding that is not known.
+pub(super) fn is_model_layer(media_type: &str) -> bool {
+    let bare = media_type.to_ascii_lowercase();
+    bare.strip_prefix(MODEL).is_some_and(|of| of.contains(".v1."))
+}
+
 fn layer(bare: &str) -> Option<MediaType> {
-    // An archive of ModelPack: `application/vnd.cncf.model.weight.v1.tar+gzip`.
-    if let Some((_, rest)) =
-        bare.strip_prefix("application/vnd.cncf.model.").and_then(|of| of.split_once(".v1.tar"))
-    {
+    if let Some((_, rest)) = bare.strip_prefix(MODEL).and_then(|of| of.split_once(".v1.tar")) {
         return match rest {
             "" => Some(MediaType::Layer(Compression::None)),
             "+gzip" => Some(MediaType::Layer(Compression::Gzip)),

@@ -27,7 +27,7 @@ mod platform;
 #[cfg(test)]
 mod properties;
 
-pub use artifact::{ArtifactFile, ArtifactLayer, ArtifactManifest};
+pub use artifact::{ArtifactFile, ArtifactImage, ArtifactLayer, ArtifactManifest, ResolvedArtifact};
 pub use config::ImageConfig;
 pub use descriptor::Descriptor;
 pub use document::{ImageIndex, ImageManifest, ManifestCandidate, ManifestOrIndex};

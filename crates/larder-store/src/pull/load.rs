@@ -118,7 +118,8 @@ impl StorePuller {
         workers: &PullWorkers,
     ) -> Result<LoadedImage, PullError> {
         let progress = PullProgress::begin(&ProgressReporter::unwatched());
-        let plan = PullPlan::new(&image.manifest, &image.parsed_config, image.config.clone());
+        let (config, artifact) = (image.config.clone(), image.artifact.as_ref());
+        let plan = PullPlan::new(&image.manifest, &image.parsed_config, config, artifact);
         let origin = LayerOrigin::Import { import: Arc::clone(import), progress: Arc::clone(&progress) };
         let acquired = self.acquire_layers(&origin, plan, None, workers).await?;
         let (names, manifests) = (image.names.clone(), image.manifests.clone());

@@ -122,7 +122,7 @@ impl AcquiredLayers {
             config: self.plan.config.clone(),
             manifests,
             has_digest: true,
-            artifact_type: self.plan.artifact_type.clone(),
+            artifact: self.plan.artifact.clone(),
             layers: self.plan.committed(&self.layers),
             ingests: self.ingests.clone(),
             pinned: false,
@@ -509,13 +509,17 @@ fn manifests_of(documents: &ImageDocuments) -> Vec<(Digest, Vec<u8>)> {
         .collect()
 }
 
-/// The config of this digest, if the store has it under a name of this repository, which has thus served it. Blocks.
+/// The config of this digest, if the store has an image or artifact with it under a name of this repository, which has
+/// thus served it. Blocks.
 fn served_config(store: &Store, repository: &Reference, digest: &Digest) -> Option<Bytes> {
-    let image = store.image(digest).ok().flatten()?;
     let of_repository =
         |name: &String| name.split_once('@').is_some_and(|(name, _)| name == repository.name());
+    let is_served = |image: &ImageRecord| image.digests.iter().any(of_repository);
+    let is_config =
+        |image: &ImageRecord| image.id == *digest || image.artifact_config.as_ref() == Some(digest);
+    let images = store.images_with_blob(digest).ok()?;
     let bytes = || store.blob(digest).ok().flatten().map(Bytes::from);
-    image.digests.iter().any(of_repository).then(bytes).flatten()
+    images.iter().any(|image| is_config(image) && is_served(image)).then(bytes).flatten()
 }
 
 /// Disk space that files of these sizes take beyond what is there of them.

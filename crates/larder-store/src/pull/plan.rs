@@ -2,16 +2,16 @@
 
 use larder::reference::Digest;
 
-use crate::store::{ClaimOutcome, CommitLayer, LayerHandle, LayerKey};
-use larder_registry::manifest::{ArtifactFile, Descriptor, ImageConfig, ImageManifest};
-use larder_registry::{ImageDocuments, ResolvedArtifact};
+use crate::store::{ClaimOutcome, CommitArtifact, CommitLayer, LayerHandle, LayerKey};
+use larder_registry::ImageDocuments;
+use larder_registry::manifest::{ArtifactFile, Descriptor, ImageConfig, ImageManifest, ResolvedArtifact};
 
 /// The layers of an image, from the bottom up.
 #[derive(Clone)]
 pub(super) struct PullPlan {
     pub(super) layers: Vec<PlannedLayer>,
-    /// The type of an artifact; empty for an image.
-    pub(super) artifact_type: String,
+    /// Of an artifact; an image has none.
+    pub(super) artifact: Option<CommitArtifact>,
     /// Digest of the config, and its bytes.
     pub(super) config: (Digest, Vec<u8>),
 }
@@ -37,25 +37,31 @@ impl PlannedLayer {
 impl PullPlan {
     pub(super) fn of(documents: &ImageDocuments) -> PullPlan {
         let config = (documents.layers.config.digest.clone(), documents.config_raw.to_vec());
-        let mut plan = PullPlan::new(&documents.layers, &documents.config, config);
-        if let Some(ResolvedArtifact { manifest, contents }) = &documents.artifact {
-            plan.artifact_type.clone_from(&manifest.artifact_type);
-            for (layer, content) in plan.layers.iter_mut().zip(contents) {
-                layer.file.clone_from(&content.file);
-            }
-        }
-        plan
+        PullPlan::new(&documents.layers, &documents.config, config, documents.artifact.as_ref())
     }
 
     /// The plan of a manifest whose layers are as many as the config's diff ids.
-    pub(super) fn new(manifest: &ImageManifest, parsed: &ImageConfig, config: (Digest, Vec<u8>)) -> PullPlan {
+    pub(super) fn new(
+        manifest: &ImageManifest,
+        parsed: &ImageConfig,
+        config: (Digest, Vec<u8>),
+        artifact: Option<&ResolvedArtifact>,
+    ) -> PullPlan {
         let mut layers: Vec<PlannedLayer> = Vec::with_capacity(manifest.layers.len());
         for (descriptor, diff_id) in manifest.layers.iter().zip(&parsed.diff_ids) {
             let chain_id = chain_id(layers.last().map(|below| &below.chain_id), diff_id);
             let (descriptor, diff_id) = (descriptor.clone(), diff_id.clone());
             layers.push(PlannedLayer { descriptor, diff_id, chain_id, file: None });
         }
-        PullPlan { layers, artifact_type: String::new(), config }
+        for (layer, content) in layers.iter_mut().zip(artifact.iter().flat_map(|artifact| &artifact.contents))
+        {
+            layer.file.clone_from(&content.file);
+        }
+        let artifact = artifact.map(|ResolvedArtifact { manifest, config, .. }| CommitArtifact {
+            artifact_type: manifest.artifact_type.clone(),
+            config: (manifest.config.digest.clone(), config.clone()),
+        });
+        PullPlan { layers, artifact, config }
     }
 
     /// The layers that this pull has to fetch itself.

@@ -50,8 +50,8 @@ pub struct ImageCommit {
     pub manifests: Vec<(Digest, Vec<u8>)>,
     /// Whether a registry knows the first manifest by its digest. False for one that was made up for an archive.
     pub has_digest: bool,
-    /// The type of an artifact; empty for an image.
-    pub artifact_type: String,
+    /// Of an artifact; an image has none.
+    pub artifact: Option<CommitArtifact>,
     /// Its layers, lowest first.
     pub layers: Vec<CommitLayer>,
     /// Ingests of its layers, which are of no more use.
@@ -62,6 +62,15 @@ pub struct ImageCommit {
     pub preloaded: bool,
     /// A lease to end in the same transaction: that of the pull.
     pub end_lease: Option<String>,
+}
+
+/// An artifact that is committed as an image.
+#[derive(Debug, Clone)]
+pub struct CommitArtifact {
+    /// Its type.
+    pub artifact_type: String,
+    /// Digest of its own config, and its bytes.
+    pub config: (Digest, Vec<u8>),
 }
 
 /// One layer of an [`ImageCommit`].
@@ -112,7 +121,9 @@ impl OpenStore {
         let doing = "commit the image";
         let config = check(image)?;
         let writes = self.begin_writes().context(doing)?;
-        let blobs: Vec<_> = std::iter::once(&image.config).chain(&image.manifests).collect();
+        let own_config = image.artifact.iter().map(|artifact| &artifact.config);
+        let blobs: Vec<_> =
+            std::iter::once(&image.config).chain(&image.manifests).chain(own_config).collect();
         let held = {
             // A removal that is under way has either taken them already, or will leave them.
             let _guard = self.lock_content();
@@ -164,9 +175,11 @@ impl OpenStore {
             delete_uses(writer, before)?;
         }
         let (tags, digests) = names_of(image);
+        let artifact = image.artifact.as_ref();
         let mut record = ImageRecord {
             id: id.clone(),
-            artifact_type: image.artifact_type.clone(),
+            artifact_type: artifact.map(|artifact| artifact.artifact_type.clone()).unwrap_or_default(),
+            artifact_config: artifact.map(|artifact| artifact.config.0.clone()),
             tags,
             digests,
             manifests: image.manifests.iter().map(|(digest, _)| digest.clone()).collect(),

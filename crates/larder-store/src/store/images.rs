@@ -6,7 +6,7 @@ use larder::backend;
 use larder::gc::{ActivityKind, ImageActivity};
 use larder::reference::{Digest, ImageName, names_platform};
 
-use super::db::{DbRead, DbReadTransaction, DbResult, IMAGES, NAMES, encode};
+use super::db::{DbRead, DbReadTransaction, DbResult, IMAGES, NAMES, USES, encode};
 use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::{OpenStore, Store};
 use super::layout::{digest_of_name, names_in};
@@ -101,6 +101,16 @@ impl Store {
     /// The IDs of all images with a record, also of those that lack a layer.
     pub fn recorded_images(&self) -> Result<Vec<String>, StoreError> {
         self.0.db.read("list images", |reader| reader.endings(IMAGES, ""))
+    }
+
+    /// The images that are complete and have this blob as a config or manifest.
+    pub(crate) fn images_with_blob(&self, digest: &Digest) -> Result<Vec<ImageRecord>, StoreError> {
+        let images = self.0.db.read("look up the images of a blob", |reader| {
+            let ids = reader.endings(USES, &format!("blob/{digest}/"))?;
+            let images = ids.iter().map(|id| reader.get::<ImageRecord>(IMAGES, id));
+            images.collect::<DbResult<Vec<_>>>()
+        })?;
+        Ok(images.into_iter().flatten().filter(|image| image.complete).collect())
     }
 
     /// The bytes of a manifest or config of an image; `None` if missing.

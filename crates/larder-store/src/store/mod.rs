@@ -55,7 +55,7 @@ mod usage;
 pub use blob_source::{BlobSource, IngestId, TransferLogin};
 pub(crate) use claims::ClaimRequest;
 pub use claims::Claimed;
-pub use commit::{CommitLayer, ImageCommit};
+pub use commit::{CommitArtifact, CommitLayer, ImageCommit};
 pub use config::StoreConfig;
 pub use db::DbError;
 pub use error::{StoreError, StoreOpenError};

@@ -69,6 +69,9 @@ pub struct ImageRecord {
     /// The type of an artifact, such as `application/vnd.cncf.model.manifest.v1+json`; empty for an image.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub artifact_type: String,
+    /// The config of an artifact, whose bytes are kept. Its image has another one, which was made for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub artifact_config: Option<Digest>,
     /// Names with tags, in full: `docker.io/library/busybox:1.36`, or for another platform
     /// `docker.io/library/busybox:1.36#linux/arm64`. Sorted.
     pub tags: Vec<String>,
@@ -134,9 +137,9 @@ impl ImageRecord {
         keys
     }
 
-    /// Digests of its blobs: config and manifests.
+    /// Digests of its blobs: configs and manifests.
     pub fn blobs(&self) -> impl Iterator<Item = &Digest> {
-        std::iter::once(&self.id).chain(&self.manifests)
+        std::iter::once(&self.id).chain(&self.manifests).chain(&self.artifact_config)
     }
 }
 

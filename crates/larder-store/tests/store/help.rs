@@ -186,7 +186,7 @@ pub(crate) fn image(names: &[&str], layers: &[LayerHandle]) -> ImageCommit {
         config: (digest(&config), config),
         manifests: vec![(digest(&manifest), manifest)],
         has_digest: true,
-        artifact_type: String::new(),
+        artifact: None,
         layers: layers.iter().map(commit_layer).collect(),
         ingests: layers.iter().map(|layer| blob(&layer.record().facts).ingest_id()).collect(),
         pinned: false,

@@ -124,6 +124,7 @@ fn image(entries: &ImportEntries, saved: &DockerArchiveImage) -> Result<ImportIm
         manifests: vec![(Digest::sha256(&manifest), manifest)],
         has_digest: false,
         manifest: *parsed,
+        artifact: None,
     })
 }
 

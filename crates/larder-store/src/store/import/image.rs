@@ -1,7 +1,7 @@
 //! One image of an archive or layout.
 
 use larder::reference::{Digest, Reference};
-use larder_registry::manifest::{ImageConfig, ImageManifest};
+use larder_registry::manifest::{ImageConfig, ImageManifest, ResolvedArtifact};
 
 /// One image that was found.
 #[derive(Debug, Clone)]
@@ -20,4 +20,6 @@ pub struct ImportImage {
     pub has_digest: bool,
     /// The parsed manifest. [`super::Import::open`] takes its layers' digests.
     pub manifest: ImageManifest,
+    /// Of an artifact; an image has none. Its config was made.
+    pub artifact: Option<ResolvedArtifact>,
 }

@@ -190,6 +190,7 @@ fn finish(
         manifests,
         has_digest: true,
         manifest,
+        artifact: None,
     })
 }
 
