@@ -46,13 +46,13 @@ pub enum ExportError {
         /// Bytes that its archive has.
         written: u64,
     },
-    /// An artifact has no archive of an image.
-    #[error("{id} is an artifact ({artifact_type}), which no archive of images can have")]
-    Artifact {
-        /// Its ID.
-        id: Digest,
-        /// Its type.
-        artifact_type: String,
+    /// The manifest of an artifact names compressed bytes, which are not kept.
+    #[error("layer {layer} ({media_type}) is not kept as it was pulled: compressed")]
+    Compressed {
+        /// Its digest.
+        layer: Digest,
+        /// Its media type.
+        media_type: String,
     },
     /// The files of an image cannot be read.
     #[error(transparent)]
@@ -95,7 +95,7 @@ impl ExportError {
             ExportError::Files(MergeError::TooManyLinks) => {
                 Hint::new().command(["mount", "IMAGE", "DIR"]).text(" shows the files")
             }
-            ExportError::Artifact { .. } => {
+            ExportError::Compressed { .. } => {
                 Hint::from("copy it from its registry: oras copy, or write its files: ")
                     .command(["export", "ARTIFACT", "DIR"])
             }

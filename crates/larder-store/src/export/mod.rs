@@ -1,7 +1,7 @@
 //! Writes images of the store: as an archive of an OCI layout, or the files that a container would see.
 //!
 //! ```text
-//! file of a layer                   -> its archive, byte for byte -> OCI layout
+//! file of a layer                   -> its blob, byte for byte    -> OCI layout
 //! files of all layers               -> what an overlay shows      -> one tar archive
 //! ```
 //!
@@ -18,7 +18,8 @@ pub use error::ExportError;
 
 use crate::store::error::StoreErrorContext as _;
 use crate::store::{ImageRecord, LayerHandle, Store, StoreError};
-use crate::unpack::{HoleEncoding, MergedLayers, rebuild_archive, write_merged_files};
+use crate::unpack::{HoleEncoding, MergedLayers, rebuild_archive, rebuild_file, write_merged_files};
+use larder_registry::manifest::ArtifactFile;
 
 /// An image to export.
 #[derive(Debug, Clone)]
@@ -44,6 +45,8 @@ struct ExportedImage {
     config: Vec<u8>,
     /// The indexes and manifests that it was pulled with, as the record has them.
     manifests: Vec<(Digest, Vec<u8>)>,
+    /// The own config of an artifact, if it is kept.
+    artifact_config: Option<Vec<u8>>,
     layers: Vec<LayerHandle>,
 }
 
@@ -84,7 +87,9 @@ impl Store {
         for digest in &record.manifests {
             manifests.extend(self.blob(digest)?.map(|blob| (digest.clone(), blob)));
         }
-        Ok(ExportedImage { record, names: Vec::new(), config, manifests, layers })
+        let artifact_config = record.artifact_config.as_ref().map(|digest| self.blob(digest));
+        let artifact_config = artifact_config.transpose()?.flatten();
+        Ok(ExportedImage { record, names: Vec::new(), config, manifests, artifact_config, layers })
     }
 }
 
@@ -96,7 +101,8 @@ impl ImageExport {
 
     /// Writes an archive of an OCI layout with all images. Layers are uncompressed and have their diff IDs, so the
     /// manifests that other programs see are new; `docker load` takes it as well. The documents as they were pulled are
-    /// there too: a load gives the images the digests that they have in their repositories.
+    /// there too: a load gives the images the digests that they have in their repositories. An artifact has its own
+    /// manifest, config and blobs.
     pub fn write_oci(&self, out: &mut dyn Write) -> Result<(), ExportError> {
         oci::write(&self.images, out)
     }
@@ -110,17 +116,36 @@ impl ImageExport {
     }
 }
 
-/// Writes the archive of a layer, byte for byte as it was pulled. It has `size` bytes: the layout was written with
-/// that.
-fn write_layer(layer: &LayerHandle, size: u64, out: &mut dyn Write) -> Result<(), ExportError> {
-    let diff_id = &layer.record().facts.diff_id;
-    let mut out = CountedOutput { out, bytes: 0 };
-    let rebuilt = rebuild_archive(layer.path(), diff_id, &mut out);
-    rebuilt.map_err(|cause| ExportError::layer(diff_id, cause))?;
-    if out.bytes == size {
-        return Ok(());
+/// The bytes of a layer in an archive.
+struct LayerBlob<'a> {
+    layer: &'a LayerHandle,
+    digest: Digest,
+    size: u64,
+    /// The file that the layer of an artifact is; `None` for the plain archive of its files.
+    file: Option<ArtifactFile>,
+}
+
+impl<'a> LayerBlob<'a> {
+    /// The plain archive of a layer.
+    fn archive(layer: &'a LayerHandle) -> LayerBlob<'a> {
+        let facts = &layer.record().facts;
+        LayerBlob { layer, digest: facts.diff_id.clone(), size: facts.plain_bytes, file: None }
     }
-    Err(ExportError::LayerSize { layer: diff_id.clone(), recorded: size, written: out.bytes })
+
+    /// Writes the blob, byte for byte as it was pulled. It has its size: the layout was written with that.
+    fn write(&self, out: &mut dyn Write) -> Result<(), ExportError> {
+        let diff_id = &self.layer.record().facts.diff_id;
+        let mut out = CountedOutput { out, bytes: 0 };
+        let rebuilt = match &self.file {
+            Some(file) => rebuild_file(self.layer.path(), file, &self.digest, &mut out),
+            None => rebuild_archive(self.layer.path(), diff_id, &mut out),
+        };
+        rebuilt.map_err(|cause| ExportError::layer(diff_id, cause))?;
+        if out.bytes == self.size {
+            return Ok(());
+        }
+        Err(ExportError::LayerSize { layer: diff_id.clone(), recorded: self.size, written: out.bytes })
+    }
 }
 
 /// Counts what it passes on.

@@ -8,9 +8,12 @@ use serde_json::{Map, Value, json};
 use tar_core::builder::EntryBuilder;
 use tar_core::{EntryType, HEADER_SIZE};
 
-use super::{ExportError, ExportedImage, write_layer};
+use super::{ExportError, ExportedImage, LayerBlob};
 use crate::store::LayerHandle;
 use crate::store::import::PULLED_AS;
+use larder_registry::manifest::{
+    ArtifactLayer, ArtifactManifest, Descriptor, ManifestOrIndex, ResolvedArtifact,
+};
 
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
@@ -30,18 +33,13 @@ fn is_manifest_of(bytes: &[u8], config: &Digest) -> bool {
 
 /// Writes the archive: small files first, so that a reader of a stream knows at once what it is.
 pub(super) fn write(images: &[ExportedImage], out: &mut dyn Write) -> Result<(), ExportError> {
-    if let Some(artifact) = images.iter().find(|image| !image.record.artifact_type.is_empty()) {
-        let (id, artifact_type) = (artifact.record.id.clone(), artifact.record.artifact_type.clone());
-        return Err(ExportError::Artifact { id, artifact_type });
-    }
-    let LayoutFiles { documents, blobs } = layout_files(images);
-    let layers = distinct_layers(images);
+    let LayoutFiles { documents, blobs, layers } = layout_files(images)?;
     let mut archive = LayoutArchive { out };
     for (name, bytes) in &documents {
         archive.file(name, bytes)?;
     }
     archive.header("blobs/", EntryType::Directory, 0)?;
-    let digests = blobs.iter().map(|(digest, _)| digest).chain(layers.iter().map(|layer| diff_id(layer)));
+    let digests = blobs.iter().map(|(digest, _)| digest).chain(layers.iter().map(|layer| &layer.digest));
     for algorithm in digests.map(Digest::algorithm).collect::<BTreeSet<_>>() {
         archive.header(&format!("blobs/{algorithm}/"), EntryType::Directory, 0)?;
     }
@@ -49,37 +47,45 @@ pub(super) fn write(images: &[ExportedImage], out: &mut dyn Write) -> Result<(),
         archive.file(&blob_path(digest), bytes)?;
     }
     for layer in layers {
-        let size = layer.record().facts.plain_bytes;
-        archive.header(&blob_path(diff_id(layer)), EntryType::Regular, size)?;
-        write_layer(layer, size, archive.out)?;
-        archive.pad(size)?;
+        archive.header(&blob_path(&layer.digest), EntryType::Regular, layer.size)?;
+        layer.write(archive.out)?;
+        archive.pad(layer.size)?;
     }
     archive.write(&[0; 2 * HEADER_SIZE])
 }
 
-fn diff_id(layer: &LayerHandle) -> &Digest {
-    &layer.record().facts.diff_id
-}
-
-/// The layers of all images, each once.
-fn distinct_layers(images: &[ExportedImage]) -> Vec<&LayerHandle> {
-    let mut seen = BTreeSet::new();
-    images.iter().flat_map(|image| &image.layers).filter(|layer| seen.insert(diff_id(layer))).collect()
-}
-
-/// All files of the layout but the layers.
-struct LayoutFiles {
+/// All files of the layout.
+struct LayoutFiles<'a> {
     documents: Vec<(&'static str, Vec<u8>)>,
+    /// Manifests and configs.
     blobs: Vec<(Digest, Vec<u8>)>,
+    layers: Vec<LayerBlob<'a>>,
 }
 
-fn layout_files(images: &[ExportedImage]) -> LayoutFiles {
+fn layout_files(images: &[ExportedImage]) -> Result<LayoutFiles<'_>, ExportError> {
     let (mut entries, mut saved, mut blobs) = (Vec::<NamedEntry>::new(), Vec::new(), Vec::new());
+    let mut layers = Vec::new();
     for image in images {
-        let (manifest, bytes) = manifest(image);
-        let mut descriptor =
-            json!({ "mediaType": MANIFEST, "digest": manifest.as_str(), "size": bytes.len() });
-        descriptor["platform"] = platform(&image.config);
+        let descriptor = if image.record.artifact_type.is_empty() {
+            let (manifest, bytes) = manifest(image);
+            let mut descriptor =
+                json!({ "mediaType": MANIFEST, "digest": manifest.as_str(), "size": bytes.len() });
+            descriptor["platform"] = platform(&image.config);
+            let names: Vec<String> = image.layers.iter().map(|layer| blob_path(diff_id(layer))).collect();
+            let tags = tags(image, images);
+            let tags = if tags.is_empty() { Value::Null } else { json!(tags) };
+            saved.push(json!({ "Config": blob_path(&image.record.id), "RepoTags": tags, "Layers": names }));
+            blobs.push((manifest, bytes));
+            blobs.push((image.record.id.clone(), image.config.clone()));
+            layers.extend(image.layers.iter().map(LayerBlob::archive));
+            descriptor
+        } else {
+            let artifact = artifact(image)?;
+            layers.extend(artifact_blobs(image, &artifact)?);
+            blobs.push((artifact.manifest.config.digest.clone(), artifact.config));
+            json!({ "mediaType": MANIFEST, "digest": artifact.digest.as_str(), "size": artifact.size })
+        };
+        blobs.extend(image.manifests.iter().cloned());
         for named in NamedEntry::of(image, &descriptor) {
             // The images of one tag, for several platforms, are those of one index.
             match entries.iter_mut().find(|entry| entry.tag.is_some() && entry.tag == named.tag) {
@@ -87,24 +93,70 @@ fn layout_files(images: &[ExportedImage]) -> LayoutFiles {
                 None => entries.push(named),
             }
         }
-        let layers: Vec<String> = image.layers.iter().map(|layer| blob_path(diff_id(layer))).collect();
-        let tags = tags(image, images);
-        let tags = if tags.is_empty() { Value::Null } else { json!(tags) };
-        saved.push(json!({ "Config": blob_path(&image.record.id), "RepoTags": tags, "Layers": layers }));
-        blobs.push((manifest, bytes));
-        blobs.push((image.record.id.clone(), image.config.clone()));
-        blobs.extend(image.manifests.iter().cloned());
     }
+    let manifests: Vec<Value> = entries.into_iter().map(|entry| entry.descriptor(&mut blobs)).collect();
+    // An empty config may be a layer, too.
     let mut seen = BTreeSet::new();
     blobs.retain(|(digest, _)| seen.insert(digest.clone()));
-    let manifests: Vec<Value> = entries.into_iter().map(|entry| entry.descriptor(&mut blobs)).collect();
+    layers.retain(|layer| seen.insert(layer.digest.clone()));
     let index = json!({ "schemaVersion": 2, "mediaType": INDEX, "manifests": manifests });
-    let documents = vec![
+    let mut documents = vec![
         ("oci-layout", json!({ "imageLayoutVersion": "1.0.0" }).to_string().into_bytes()),
         ("index.json", index.to_string().into_bytes()),
-        ("manifest.json", Value::from(saved).to_string().into_bytes()),
     ];
-    LayoutFiles { documents, blobs }
+    // Docker knows no artifacts.
+    if !saved.is_empty() {
+        documents.push(("manifest.json", Value::from(saved).to_string().into_bytes()));
+    }
+    Ok(LayoutFiles { documents, blobs, layers })
+}
+
+/// The documents of an artifact.
+struct ExportedArtifact {
+    /// Digest and size of its manifest.
+    digest: Digest,
+    size: usize,
+    manifest: ArtifactManifest,
+    config: Vec<u8>,
+    contents: Vec<ArtifactLayer>,
+}
+
+/// The artifact as which this image was pulled: the one whose manifest leads to the image ID.
+fn artifact(image: &ExportedImage) -> Result<ExportedArtifact, ExportError> {
+    let missing = || ExportError::Blob { digest: image.record.id.clone() };
+    let own_config = image.artifact_config.as_ref().ok_or_else(missing)?;
+    let artifact_of = |(digest, bytes): &(Digest, Vec<u8>)| {
+        let Ok(ManifestOrIndex::Artifact(manifest)) = ManifestOrIndex::parse(bytes, MANIFEST) else {
+            return None;
+        };
+        let found = manifest.into_image(digest.clone(), own_config.clone()).ok()?;
+        let ResolvedArtifact { digest, manifest, config, contents } = found.artifact;
+        let is_own = found.manifest.config.digest == image.record.id;
+        is_own.then_some(ExportedArtifact { digest, size: bytes.len(), manifest, config, contents })
+    };
+    image.manifests.iter().find_map(artifact_of).ok_or_else(missing)
+}
+
+/// The blobs of an artifact. A compressed archive cannot be written as it was, and another one would be another
+/// artifact.
+fn artifact_blobs<'a>(
+    image: &'a ExportedImage,
+    artifact: &ExportedArtifact,
+) -> Result<Vec<LayerBlob<'a>>, ExportError> {
+    let layers = image.layers.iter().zip(&artifact.manifest.layers).zip(&artifact.contents);
+    let blob = |((layer, descriptor), content): ((&'a LayerHandle, &Descriptor), &ArtifactLayer)| {
+        let (digest, size, file) = (descriptor.digest.clone(), descriptor.size, content.file.clone());
+        if file.is_none() && content.diff_id != digest {
+            let media_type = descriptor.media_type.clone();
+            return Err(ExportError::Compressed { layer: digest, media_type });
+        }
+        Ok(LayerBlob { layer, digest, size, file })
+    };
+    layers.map(blob).collect()
+}
+
+fn diff_id(layer: &LayerHandle) -> &Digest {
+    &layer.record().facts.diff_id
 }
 
 /// An entry of the archive's index: a name, or an image without one.

@@ -141,9 +141,7 @@ impl OpenStore {
 
         let guard = self.lock_content();
         let (record, others) = self.db.write(doing, |writer| {
-            if image.artifact_type.is_empty() {
-                learn_from(writer, &records)?;
-            }
+            learn_from(writer, &records)?;
             let mut others = self.put_layers(writer, &layers, &records)?;
             let (record, unnamed) = self.put_image(writer, image, &config, now)?;
             others.extend(unnamed);
@@ -407,10 +405,12 @@ pub(crate) fn for_uses(image: &ImageRecord, mut with: impl FnMut(&str) -> DbResu
     Ok(())
 }
 
-/// Remembers what fetched bytes became on disk.
+/// Remembers what fetched bytes became on disk. The size of uncompressed ones is known before, and a model has so many
+/// of them that they would hide all others.
 fn learn_from(writer: &DbTransaction, records: &HashMap<LayerKey, LayerRecord>) -> DbResult<()> {
     let (mut fetched, mut became) = (0_u64, DiskSpace::default());
-    for layer in records.values() {
+    let compressed = |record: &&LayerRecord| record.facts.compressed_bytes != record.facts.plain_bytes;
+    for layer in records.values().filter(compressed) {
         fetched = fetched.saturating_add(layer.facts.compressed_bytes);
         became += layer.usage;
     }

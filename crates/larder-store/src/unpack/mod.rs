@@ -65,7 +65,7 @@ pub use merged_layers::{LayerReader, MergedLayers, open_layer};
 pub use options::{
     ImageByteCounts, LayerDownload, OverlayForm, UnpackLimits, UnpackOptions, UnpackProgress, UnpackThreads,
 };
-pub use raw_file::{FilePlace, unpack_file};
+pub use raw_file::{FilePlace, rebuild_file, unpack_file};
 pub use rebuild_archive::{RebuildError, rebuild_archive};
 pub use write_behind::{BackgroundSyncer, WriteBehind};
 

@@ -1,17 +1,23 @@
 //! A layer of one file whose content is the blob itself: no archive, no compression, no second digest.
 
-use std::io::{BufRead as _, Read};
+use std::io::{self, BufRead as _, BufReader, Read, Write};
 use std::path::Path;
 
+use larder::reference::Digest;
 use larder_erofs::{ErofsEntry, ErofsEntryKind, ErofsOptions, ErofsTime};
 use larder_registry::manifest::ArtifactFile;
 
 use super::layer_output::LayerOutput;
 use super::layer_writer::PendingLayer;
+use super::merged_layers::open_layer;
 use super::options::LayerByteCounts;
+use super::rebuild_archive::{HashedOutput, RebuildError};
 use super::source::CompressedReader;
 use super::{DetectedCompression, ExpectedLayer, UnpackError, UnpackOptions, UnpackedLayer};
 use crate::erofs::digest::bytes_of;
+
+/// Bytes of a file that are read at once.
+const BUFFER: usize = 128 << 10;
 
 /// Where the layer of a file is written.
 pub enum FilePlace<'a> {
@@ -61,6 +67,23 @@ pub fn unpack_file(
         hides_lowers: false,
     };
     Ok((unpacked, layer))
+}
+
+/// Writes the file of a layer to `out`: the blob, with this digest.
+pub fn rebuild_file(
+    layer: &Path,
+    file: &ArtifactFile,
+    digest: &Digest,
+    out: &mut dyn Write,
+) -> Result<(), RebuildError> {
+    let mut out = HashedOutput::new(out, digest);
+    let failed = |cause| RebuildError::Content { path: file.path.clone().into(), cause };
+    let copied = open_layer(layer).and_then(|layer| {
+        let inode = layer.find(file.path.as_bytes())?.ok_or(io::ErrorKind::NotFound)?;
+        io::copy(&mut BufReader::with_capacity(BUFFER, layer.reader(&inode)), &mut out)
+    });
+    let copied = copied.map(drop).map_err(failed);
+    out.finish(copied, digest)
 }
 
 fn copy(

@@ -55,14 +55,9 @@ pub enum RebuildError {
 pub fn rebuild_archive(file: &Path, diff_id: &Digest, out: &mut dyn Write) -> Result<(), RebuildError> {
     let unreadable = |error| RebuildError::Record(UnpackError::Read(error));
     let layer = MergedLayers::new(vec![open_layer(file).map_err(unreadable)?]).map_err(unreadable)?;
-    let mut out = HashedOutput { out, hasher: DigestHasher::like(diff_id), error: None };
+    let mut out = HashedOutput::new(out, diff_id);
     let copied = copy(&layer, diff_id, &mut out);
-    if let Some(error) = out.error.take() {
-        return Err(RebuildError::Output(error));
-    }
-    let checked = copied
-        .and_then(|()| check_digest(out.hasher, LayerEncoding::Plain, diff_id).map_err(RebuildError::Digest));
-    match checked {
+    match out.finish(copied, diff_id) {
         Err(error @ (RebuildError::Content { .. } | RebuildError::Digest(_))) => {
             Err(first_replaced(&layer, diff_id)?.map_or(error, RebuildError::Replaced))
         }
@@ -161,11 +156,30 @@ fn first_replaced(layer: &MergedLayers, diff_id: &Digest) -> Result<Option<PathB
 }
 
 /// Hashes what it passes on.
-struct HashedOutput<'a> {
+pub(super) struct HashedOutput<'a> {
     out: &'a mut dyn Write,
     hasher: DigestHasher,
     /// Errors of the output, which are not those of the layer.
     error: Option<io::Error>,
+}
+
+impl<'a> HashedOutput<'a> {
+    pub(super) fn new(out: &'a mut dyn Write, expected: &Digest) -> HashedOutput<'a> {
+        HashedOutput { out, hasher: DigestHasher::like(expected), error: None }
+    }
+
+    /// The outcome of a copy: errors of the output first, then those of the layer, then wrong bytes.
+    pub(super) fn finish(
+        self,
+        copied: Result<(), RebuildError>,
+        expected: &Digest,
+    ) -> Result<(), RebuildError> {
+        if let Some(error) = self.error {
+            return Err(RebuildError::Output(error));
+        }
+        copied?;
+        check_digest(self.hasher, LayerEncoding::Plain, expected).map_err(RebuildError::Digest)
+    }
 }
 
 impl Write for HashedOutput<'_> {

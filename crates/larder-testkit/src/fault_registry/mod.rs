@@ -141,6 +141,15 @@ impl FaultRegistry {
         self.shared.lock().blobs[digest].to_vec()
     }
 
+    /// Returns the bytes of the manifest of a name, `REPOSITORY:TAG`.
+    ///
+    /// # Panics
+    ///
+    /// If the registry does not have it.
+    pub fn manifest(&self, name: &str) -> Vec<u8> {
+        self.shared.lock().manifests[name].content.to_vec()
+    }
+
     /// Serves these bytes under the digest of another blob, as a registry does that claims to have that blob.
     pub fn put_false_blob(&self, digest: &str, content: impl Into<Vec<u8>>) {
         self.shared.lock().blobs.insert(digest.to_owned(), content.into().into());

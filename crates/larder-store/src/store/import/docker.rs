@@ -73,7 +73,7 @@ pub(super) fn images(
     let mut found = FoundImages::default();
     for saved in saved(entries)? {
         let image = image(entries, &saved)?;
-        let mut search = PlatformSearch::new(platform);
+        let mut search = PlatformSearch::new(platform, false);
         if search.accepts(&image, false) {
             found.images.push(image);
         } else {

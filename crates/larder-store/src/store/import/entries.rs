@@ -79,8 +79,14 @@ impl PresentLayers {
     }
 }
 
+/// Returns true if the blob of the layer can be no other layer: a file of an artifact is one at each of its paths.
 fn is_known(record: &LayerRecord) -> bool {
-    record.is_whole() && record.fits_any_lowers() && record.key == LayerKey::from(&record.facts.diff_id)
+    let facts = &record.facts;
+    let may_be_file = facts.compressed_bytes == facts.plain_bytes && facts.diff_id != facts.digest;
+    record.is_whole()
+        && record.fits_any_lowers()
+        && record.key == LayerKey::from(&facts.diff_id)
+        && !may_be_file
 }
 
 /// References to layers whose bytes were not spooled. On drop, those that are unused by then are removed.

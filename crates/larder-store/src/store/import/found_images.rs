@@ -87,6 +87,8 @@ impl FoundImages {
 /// The search for the image of one name.
 pub(super) struct PlatformSearch<'a> {
     pub(super) platform: &'a PlatformMatcher,
+    /// Whether the name may be that of an artifact.
+    pub(super) takes_artifact: bool,
     /// The note of the accepted manifest as what it was pulled.
     pub(super) pulled_as: Option<String>,
     /// Present manifests for other platforms.
@@ -97,9 +99,10 @@ pub(super) struct PlatformSearch<'a> {
 }
 
 impl<'a> PlatformSearch<'a> {
-    pub(super) fn new(platform: &'a PlatformMatcher) -> PlatformSearch<'a> {
+    pub(super) fn new(platform: &'a PlatformMatcher, takes_artifact: bool) -> PlatformSearch<'a> {
         PlatformSearch {
             platform,
+            takes_artifact,
             pulled_as: None,
             other_platforms: Vec::new(),
             documents: 0,

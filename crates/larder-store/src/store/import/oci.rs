@@ -12,8 +12,8 @@ use super::error::ImportError;
 use super::found_images::{FoundImages, LeftOutManifest, MAX_DOCUMENTS, PlatformSearch};
 use super::image::ImportImage;
 use larder_registry::manifest::{
-    Descriptor, ImageConfig, ImageManifest, ManifestCandidate, ManifestError, ManifestOrIndex,
-    PlatformMatcher,
+    ArtifactImage, ArtifactManifest, Descriptor, ImageConfig, ImageIndex, ImageManifest, ManifestCandidate,
+    ManifestError, ManifestOrIndex, PlatformMatcher,
 };
 
 /// Annotation with a full name.
@@ -55,9 +55,27 @@ fn images_of(
     let ManifestOrIndex::Index(index) = ManifestOrIndex::parse(index, OCI_INDEX).map_err(used)? else {
         return Err(ImportError::NoImages);
     };
+    let found = find_images(entries, &index, more_names, platform, is_named)?;
+    if !found.images.is_empty() {
+        return Ok(found);
+    }
+    // A layout may have an artifact alone, without a name.
+    find_images(entries, &index, more_names, platform, |_| true)
+}
+
+/// The images of an archive's index, and those of its artifacts that are taken. A signature or an SBOM beside an image
+/// has no name of its own.
+fn find_images(
+    entries: &ImportEntries,
+    index: &ImageIndex,
+    more_names: &HashMap<Digest, Vec<Reference>>,
+    platform: &PlatformMatcher,
+    takes_artifact: impl Fn(&Descriptor) -> bool,
+) -> Result<FoundImages, ImportError> {
     let mut found = FoundImages::default();
     for descriptor in &index.manifests {
-        let (mut image, pulled_as) = match find_image(entries, descriptor, platform) {
+        let takes_artifact = takes_artifact(descriptor);
+        let (mut image, pulled_as) = match find_image(entries, descriptor, platform, takes_artifact) {
             Ok(FoundImage { image, pulled_as, other_platforms }) => {
                 found.left_out.extend(other_platforms);
                 (image, pulled_as)
@@ -90,16 +108,24 @@ struct FoundImage {
     other_platforms: Vec<LeftOutManifest>,
 }
 
+/// Returns true for an entry of the archive's index with a name of its own.
+fn is_named(descriptor: &Descriptor) -> bool {
+    [FULL_NAME, REF_NAME]
+        .iter()
+        .any(|key| descriptor.annotations.get(*key).is_some_and(|name| !name.is_empty()))
+}
+
 /// Follows a descriptor to the image for the platform, as a pull follows a name.
 fn find_image(
     entries: &ImportEntries,
     descriptor: &Descriptor,
     platform: &PlatformMatcher,
+    takes_artifact: bool,
 ) -> Result<FoundImage, ImportError> {
     if descriptor.is_attestation() || !descriptor.may_be_manifest() {
         return Err(ImportError::OtherContent { media_type: descriptor.media_type.clone() });
     }
-    let mut search = PlatformSearch::new(platform);
+    let mut search = PlatformSearch::new(platform, takes_artifact);
     let matches = match &descriptor.platform {
         Some(offered) if platform.rank(offered).is_none() => return Err(search.no_platform(offered)),
         offered => offered.is_some(),
@@ -135,6 +161,10 @@ fn follow(
     };
     parents.push((descriptor.digest.clone(), raw));
     let found = match document {
+        ManifestOrIndex::Artifact(artifact) if search.takes_artifact && parents.len() == 1 => {
+            search.pulled_as = descriptor.annotations.get(PULLED_AS).cloned();
+            Some(finish_artifact(entries, parents.clone(), *artifact)?)
+        }
         ManifestOrIndex::Artifact(artifact) => {
             let cause = ManifestError::NotAnImage(artifact.artifact_type);
             search.failed(ImportError::Manifest { name: descriptor.digest.to_string(), cause })
@@ -178,10 +208,7 @@ fn finish(
     let used = |cause| ImportError::Manifest { name: digest.to_string(), cause };
     let parsed_config = ImageConfig::parse(&config).map_err(used)?;
     parsed_config.check_layers(manifest.layers.len()).map_err(used)?;
-    for layer in &manifest.layers {
-        // That it is there is known now, and not only when half of the layers are unpacked.
-        entries.resolve(&blob_name(&layer.digest))?;
-    }
+    check_presence(entries, &manifest)?;
     Ok(ImportImage {
         names: Vec::new(),
         bare_tags: Vec::new(),
@@ -191,6 +218,38 @@ fn finish(
         has_digest: true,
         manifest,
         artifact: None,
+    })
+}
+
+/// That a layer is there is known before any is unpacked.
+fn check_presence(entries: &ImportEntries, manifest: &ImageManifest) -> Result<(), ImportError> {
+    manifest.layers.iter().try_for_each(|layer| entries.resolve(&blob_name(&layer.digest)).map(drop))
+}
+
+/// An artifact, as a pull makes an image of it.
+fn finish_artifact(
+    entries: &ImportEntries,
+    manifests: Vec<(Digest, Vec<u8>)>,
+    artifact: ArtifactManifest,
+) -> Result<ImportImage, ImportError> {
+    let Some((digest, _)) = manifests.last() else { return Err(ImportError::NoImages) };
+    let own_config = match artifact.known_config() {
+        Some(raw) => raw.to_vec(),
+        None => entries.blob(&artifact.config.digest)?,
+    };
+    let used = |cause| ImportError::Manifest { name: digest.to_string(), cause };
+    let ArtifactImage { artifact, manifest, config, config_raw } =
+        artifact.into_image(digest.clone(), own_config).map_err(used)?;
+    check_presence(entries, &manifest)?;
+    Ok(ImportImage {
+        names: Vec::new(),
+        bare_tags: Vec::new(),
+        config: (manifest.config.digest.clone(), config_raw),
+        parsed_config: config,
+        manifests,
+        has_digest: true,
+        manifest,
+        artifact: Some(artifact),
     })
 }
 
@@ -237,7 +296,10 @@ fn documents_to(
     let document = ManifestOrIndex::parse(&raw, "").map_err(used)?;
     let mut documents = vec![(from.clone(), raw)];
     match document {
-        ManifestOrIndex::Artifact(_) => return Ok(None),
+        ManifestOrIndex::Artifact(_) => {
+            let leads = image.artifact.as_ref().is_some_and(|artifact| artifact.digest == *from);
+            return Ok(leads.then_some(documents));
+        }
         ManifestOrIndex::Manifest(manifest) => {
             let layers = manifest.layers.len();
             let leads = manifest.config.digest == image.config.0;
