@@ -9,12 +9,9 @@ use super::error::{FetchError, FetchErrorKind, FetchTarget};
 use super::next_step::OtherFailures;
 use super::session::{RepositorySession, ResolvedManifest};
 use crate::manifest::{
-    ArtifactImage, Descriptor, ImageConfig, ImageIndex, ImageManifest, MAX_DEPTH, ManifestCandidate,
-    ManifestError, ManifestOrIndex, PlatformMatcher, ResolvedArtifact,
+    ArtifactCandidates, ArtifactImage, Descriptor, ImageConfig, ImageIndex, ImageManifest, MAX_DEPTH,
+    MAX_DOCUMENTS, ManifestCandidate, ManifestError, ManifestOrIndex, PlatformMatcher, ResolvedArtifact,
 };
-
-/// Most manifests and indexes fetched to find one image.
-const MAX_DOCUMENTS: usize = 32;
 
 /// Looks up a config that need not be fetched.
 type KnownConfigs<'a> =
@@ -65,7 +62,7 @@ impl RepositorySession {
             ManifestOrIndex::Index(index) => index,
         };
         let mut offered = index.platforms();
-        let (mut fetched, mut other_content) = (0, None);
+        let (mut fetched, mut other_content, mut artifacts) = (0, None, ArtifactCandidates::default());
         let mut stack = Vec::new();
         push_candidates(&mut stack, index, platform, 1);
         while let Some(PendingManifest { descriptor, matches, depth }) = stack.pop() {
@@ -85,10 +82,9 @@ impl RepositorySession {
                     offered.extend(index.platforms());
                     push_candidates(&mut stack, index, platform, depth + 1);
                 }
-                // Beside the images of an index: a signature, an SBOM, or a chart.
+                // Beside the images of an index it is a signature, an SBOM, or a chart.
                 ManifestOrIndex::Artifact(artifact) => {
-                    let error = ManifestError::NotAnImage(artifact.artifact_type.clone());
-                    other_content.get_or_insert(self.unusable(&descriptor, &target.host, error));
+                    artifacts.add(found.clone(), matches, &artifact.artifact_type, &descriptor.digest);
                 }
                 ManifestOrIndex::Manifest(_) => {
                     let documents = self.finish(target.clone(), found, known).await?;
@@ -101,8 +97,17 @@ impl RepositorySession {
                 }
             }
         }
-        if let (true, Some(error)) = (offered.is_empty(), other_content) {
-            return Err(error);
+        match other_content {
+            Some(error) if offered.is_empty() => return Err(error),
+            Some(_) => {}
+            None => {
+                let chosen = artifacts.choose(!offered.is_empty());
+                let chosen =
+                    chosen.map_err(|error| self.unusable(&target.descriptor, &target.host, error))?;
+                if let Some(artifact) = chosen {
+                    return self.finish_artifact(target, artifact, known).await;
+                }
+            }
         }
         offered.dedup();
         Err(self.no_platform(&target, platform, offered))
@@ -129,7 +134,8 @@ impl RepositorySession {
             return Err(problem(ManifestError::Ambiguous));
         };
         let config_raw = self.config_or_known(&layers.config, known).await?;
-        let config = ImageConfig::parse(&config_raw).map_err(problem)?;
+        let config = ImageConfig::parse(&config_raw);
+        let config = config.map_err(|error| self.unusable_config(&layers.config, &manifest.host, error))?;
         config.check_layers(layers.layers.len()).map_err(problem)?;
         Ok(ImageDocuments { target, layers: *layers, config, config_raw, manifest, artifact: None })
     }
@@ -149,7 +155,12 @@ impl RepositorySession {
             Some(raw) => raw.to_vec(),
             None => self.config_or_known(&artifact.config, known).await?.to_vec(),
         };
-        let image = artifact.into_image(manifest.descriptor.digest.clone(), own_config).map_err(problem)?;
+        let config = artifact.config.clone();
+        let image = artifact.into_image(manifest.descriptor.digest.clone(), own_config);
+        let image = image.map_err(|error| match error {
+            ManifestError::Malformed(_) => self.unusable_config(&config, &manifest.host, error),
+            error => problem(error),
+        })?;
         let ArtifactImage { artifact, manifest: layers, config, config_raw } = image;
         let (artifact, config_raw) = (Some(artifact), config_raw.into());
         Ok(ImageDocuments { target, manifest, layers, config, config_raw, artifact })
@@ -164,6 +175,11 @@ impl RepositorySession {
             Some(raw) => Ok(raw),
             None => self.config(config).await,
         }
+    }
+
+    fn unusable_config(&self, config: &Descriptor, host: &str, error: ManifestError) -> FetchError {
+        let target = FetchTarget::Config(config.digest.clone());
+        self.error(target, host.to_owned(), FetchErrorKind::Manifest(error), OtherFailures::default())
     }
 
     fn unusable(&self, descriptor: &Descriptor, host: &str, error: ManifestError) -> FetchError {

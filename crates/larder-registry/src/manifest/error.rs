@@ -2,7 +2,7 @@
 
 use larder::reference::Digest;
 
-use super::limits::{MAX_BYTES, MAX_DEPTH, MAX_LISTED_TEXT};
+use super::limits::{MAX_BYTES, MAX_DEPTH, MAX_DOCUMENTS, MAX_LISTED_TEXT};
 
 /// Why a manifest, index or config cannot be used. The text names the cause; the caller that fetched the document adds
 /// its name.
@@ -84,8 +84,14 @@ pub enum ManifestError {
         /// Why it cannot be one.
         problem: String,
     },
-    /// Indexes are nested too deep.
-    #[error("indexes are nested more than {MAX_DEPTH} levels deep")]
+    /// An index lists several artifacts, and says of none for which platform it is.
+    #[error("an index of several artifacts: {}", list(.artifacts))]
+    SeveralArtifacts {
+        /// Type and digest of each.
+        artifacts: Vec<String>,
+    },
+    /// Indexes are nested too deep, or lead to too many manifests.
+    #[error("no image within {MAX_DEPTH} levels of indexes and {MAX_DOCUMENTS} manifests")]
     TooDeep,
 }
 
@@ -99,6 +105,7 @@ impl ManifestError {
                 | ManifestError::UnknownLayer { .. }
                 | ManifestError::UnknownType(_)
                 | ManifestError::ForeignLayer { .. }
+                | ManifestError::SeveralArtifacts { .. }
         )
     }
 
@@ -109,6 +116,7 @@ impl ManifestError {
             ManifestError::NotAnImage(_) => {
                 Some("an artifact beside images is none of them; pull it by its digest")
             }
+            ManifestError::SeveralArtifacts { .. } => Some("pull one of them by its digest"),
             ManifestError::ForeignLayer { .. } => Some(
                 "push the image again with its base layers, as `--allow-nondistributable-artifacts` does",
             ),

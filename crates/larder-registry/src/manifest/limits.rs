@@ -13,3 +13,5 @@ pub(super) const MAX_ANNOTATIONS: usize = 256;
 pub(super) const MAX_LISTED_TEXT: usize = 1024;
 /// How deep indexes may be nested.
 pub const MAX_DEPTH: usize = 4;
+/// Most manifests and indexes that are read to find one image.
+pub const MAX_DOCUMENTS: usize = 32;

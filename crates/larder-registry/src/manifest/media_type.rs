@@ -82,7 +82,8 @@ pub(super) fn is_image_layer(media_type: &str) -> bool {
         .any(|known| bare.starts_with(known))
 }
 
-/// Whether a media type is that of a layer in version 1 of the CNCF model format, maybe in an encoding that is not known.
+/// Whether a media type is that of a layer in version 1 of the CNCF model format, maybe in an encoding that is not
+/// known.
 pub(super) fn is_model_layer(media_type: &str) -> bool {
     let bare = media_type.to_ascii_lowercase();
     bare.strip_prefix(MODEL).is_some_and(|of| of.contains(".v1."))

@@ -3,7 +3,8 @@
 //! ```text
 //! index -> (platform) -> manifest -> config
 //!                                 -> layers
-//!       -> manifest of an artifact -> files
+//!       -> manifest of an artifact -> config
+//!                                  -> files
 //! ```
 //!
 //! Read [`ManifestOrIndex::parse`] first. Everything here is pure; [`RepositorySession`](crate::RepositorySession)
@@ -16,6 +17,7 @@
 //! as an index is refused; errors name the next step.
 
 mod artifact;
+mod artifact_candidates;
 mod bounded;
 mod config;
 mod descriptor;
@@ -28,11 +30,12 @@ mod platform;
 mod properties;
 
 pub use artifact::{ArtifactFile, ArtifactImage, ArtifactLayer, ArtifactManifest, ResolvedArtifact};
+pub use artifact_candidates::ArtifactCandidates;
 pub use config::ImageConfig;
 pub use descriptor::Descriptor;
 pub use document::{ImageIndex, ImageManifest, ManifestCandidate, ManifestOrIndex};
 pub use error::ManifestError;
-pub use limits::{MAX_BYTES, MAX_DEPTH};
+pub use limits::{MAX_BYTES, MAX_DEPTH, MAX_DOCUMENTS};
 pub(crate) use media_type::ACCEPTED_MANIFESTS;
 pub use media_type::{Compression, MediaType};
 pub use platform::PlatformMatcher;

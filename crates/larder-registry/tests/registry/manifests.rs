@@ -1,6 +1,6 @@
 //! From names to manifests and configs.
 
-use larder::reference::Platform;
+use larder::reference::{Digest, Platform};
 use larder_registry::FetchErrorKind;
 use larder_registry::manifest::{ManifestError, ManifestOrIndex, PlatformMatcher};
 use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, ResponseFault, digest};
@@ -123,11 +123,48 @@ async fn an_index_may_list_other_content_before_the_image() {
         registry.put_manifest("shop/web", tag, OCI_INDEX, index.to_string());
         session(quick(), &registry.image(&format!("shop/web:{tag}")))
     };
-    let error = put("others", &entries).documents(&PlatformMatcher::host()).await.unwrap_err();
-    assert!(error.to_string().contains("not a container image"), "{error}");
+    let error = put("others", &entries).documents(&PlatformMatcher::host()).await.unwrap_err().to_string();
+    for text in ["several artifacts", "text/spdx+json", "simplesigning", &digest(others[0].as_bytes())] {
+        assert!(error.contains(text), "{error}");
+    }
     entries.push(json!({"mediaType": OCI_MANIFEST, "digest": image.manifest, "size": size}));
+    // An artifact that says to be for this platform belongs to the image as well, as indexes of SOCI do.
+    entries[1]["platform"] = json!({"os": "linux", "architecture": Platform::host().architecture});
     let documents = put("all", &entries).documents(&PlatformMatcher::host()).await.unwrap();
     assert_eq!(documents.manifest.descriptor.digest.as_str(), image.manifest);
+}
+
+#[tokio::test]
+async fn an_index_of_artifacts_leads_to_the_one_for_the_platform_or_to_the_only_one() {
+    let registry = FaultRegistry::start();
+    let config = registry.put_blob("{}");
+    let mut entries = Vec::new();
+    for (file, architecture) in [("a", "amd64"), ("b", "arm64"), ("c", "")] {
+        let manifest = json!({"schemaVersion": 2, "mediaType": OCI_MANIFEST, "artifactType": "text/plain",
+            "config": {"mediaType": "application/vnd.oci.empty.v1+json", "digest": config, "size": 2},
+            "layers": [{"mediaType": "text/plain", "digest": registry.put_blob(file), "size": 1}]})
+        .to_string();
+        let digest = registry.put_manifest("files", file, OCI_MANIFEST, manifest.clone());
+        entries.push(json!({"mediaType": OCI_MANIFEST, "digest": digest, "size": manifest.len(),
+            "platform": {"os": "linux", "architecture": architecture}}));
+    }
+    entries[2]["platform"] = json!(null);
+    let put = |tag: &str, entries: &[serde_json::Value]| {
+        let index = json!({"schemaVersion": 2, "manifests": entries});
+        registry.put_manifest("files", tag, OCI_INDEX, index.to_string());
+        session(quick(), &registry.image(&format!("files:{tag}")))
+    };
+    let found = async |tag: &str, entries: &[serde_json::Value], wanted: &str| {
+        let documents = put(tag, entries).documents(&platform(wanted)).await;
+        let digest = |digest: &Digest| entries.iter().position(|entry| entry["digest"] == digest.as_str());
+        let position = documents.map(|documents| digest(&documents.artifact.expect("an artifact").digest));
+        position.map(Option::unwrap).map_err(|error| error.to_string())
+    };
+    assert_eq!(found("all", &entries, "linux/amd64").await, Ok(0));
+    assert_eq!(found("all", &entries, "linux/arm64").await, Ok(1));
+    let error = found("all", &entries, "linux/s390x").await.unwrap_err();
+    assert!(error.contains("wanted linux/s390x, offered linux/amd64, linux/arm64"), "{error}");
+    assert_eq!(found("only", &entries[2..], "linux/s390x").await, Ok(0));
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::io::Write;
 
-use larder::reference::{Digest, Reference};
+use larder::reference::{Digest, Platform, Reference};
 use serde_json::{Map, Value, json};
 use tar_core::builder::EntryBuilder;
 use tar_core::{EntryType, HEADER_SIZE};
@@ -83,7 +83,8 @@ fn layout_files(images: &[ExportedImage]) -> Result<LayoutFiles<'_>, ExportError
             let artifact = artifact(image)?;
             layers.extend(artifact_blobs(image, &artifact)?);
             blobs.push((artifact.manifest.config.digest.clone(), artifact.config));
-            json!({ "mediaType": MANIFEST, "digest": artifact.digest.as_str(), "size": artifact.size })
+            let (digest, artifact_type) = (artifact.digest.as_str(), &image.record.artifact_type);
+            json!({ "mediaType": MANIFEST, "digest": digest, "size": artifact.size, "artifactType": artifact_type })
         };
         blobs.extend(image.manifests.iter().cloned());
         for named in NamedEntry::of(image, &descriptor) {
@@ -170,17 +171,20 @@ struct NamedEntry {
 impl NamedEntry {
     /// The entries of each name of an image, or of the image alone.
     fn of(image: &ExportedImage, manifest: &Value) -> Vec<NamedEntry> {
-        let entry = |tag, pulled_as: String| {
+        let entry = |tag, pulled_as: String, platform: Option<Value>| {
             let mut manifest = manifest.clone();
             manifest["annotations"] = json!({ PULLED_AS: pulled_as });
+            if let Some(platform) = platform {
+                manifest["platform"] = platform;
+            }
             NamedEntry { tag, manifests: vec![manifest] }
         };
         if image.names.is_empty() {
-            return vec![entry(None, String::new())];
+            return vec![entry(None, String::new(), None)];
         }
         let named = image.names.iter().map(|name| {
             let tag = Some(name.for_platform(None)).filter(|name| name.digest().is_none());
-            entry(tag, pulled_as(name, image).unwrap_or_default())
+            entry(tag, pulled_as(name, image).unwrap_or_default(), platform_of_artifact(name, image))
         });
         named.collect()
     }
@@ -191,6 +195,10 @@ impl NamedEntry {
         let mut descriptor = if manifests.len() == 1 {
             manifests.remove(0)
         } else {
+            // An artifact without a platform is this machine's.
+            for manifest in manifests.iter_mut().filter(|manifest| manifest.get("platform").is_none()) {
+                manifest["platform"] = json_of(Platform::host());
+            }
             let index = json!({ "schemaVersion": 2, "mediaType": INDEX, "manifests": manifests });
             let bytes = index.to_string().into_bytes();
             let digest = Digest::sha256(&bytes);
@@ -214,6 +222,17 @@ fn tags(image: &ExportedImage, all: &[ExportedImage]) -> Vec<String> {
         (name.platform().is_none() || !is_own(&in_archive)).then(|| in_archive.to_string())
     });
     tags.collect()
+}
+
+/// The platform for which an artifact was pulled by this name, as of an entry of an index.
+fn platform_of_artifact(name: &Reference, image: &ExportedImage) -> Option<Value> {
+    let is_artifact = !image.record.artifact_type.is_empty();
+    name.platform().filter(|_| is_artifact).map(json_of)
+}
+
+fn json_of(platform: &Platform) -> Value {
+    let Platform { os, architecture, variant } = platform;
+    json!({ "os": os, "architecture": architecture, "variant": variant })
 }
 
 /// The platform that a config names.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use larder::reference::Digest;
+use larder::reference::{Digest, Platform};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, ResponseFault};
 use larder_testkit_peers::{Package, require};
@@ -18,6 +18,7 @@ use super::exports::run;
 use super::may_mount;
 use crate::world::{LarderOutput, LarderProcess, larder_in};
 
+const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 const WEIGHT: &str = "application/vnd.cncf.model.weight.v1.raw";
@@ -49,10 +50,11 @@ impl ArtifactWorld {
         self.home.path().join(name).display().to_string()
     }
 
-    /// ID, type, tags and digests of each image of a store.
+    /// ID, type and name of each image of a store.
     fn listed(&self, store: &str) -> Vec<Value> {
         let images = self.larder_with(store, &["images", "-o", "json"]).expect(0).json();
-        let fields = |image: &Value| json!([image["id"], image["type"], image["tags"], image["digests"]]);
+        let keys = ["id", "type", "repository", "tag", "digest", "platform"];
+        let fields = |image: &Value| json!(keys.map(|key| image[key].clone()));
         images.as_array().unwrap().iter().map(fields).collect()
     }
 
@@ -474,4 +476,65 @@ fn an_artifact_that_skopeo_copies_loads_as_it_is_pulled() {
     let dir = world.path("copied");
     run("skopeo", &["copy", "--insecure-policy", &format!("oci-archive:{saved}"), &format!("dir:{dir}")]);
     assert!(fs_err::read(Path::new(&dir).join(&digest[7..])).unwrap() == world.registry.blob(&digest));
+}
+
+#[test]
+fn an_index_of_artifacts_is_pulled_and_saved_by_platform() {
+    let world = ArtifactWorld::new();
+    let host = Platform::host();
+    let other = if host.architecture == "arm64" { "amd64" } else { "arm64" };
+    let entries = [&*host.architecture, other].map(|architecture| {
+        let layer = world.layer("text/plain", architecture.as_bytes(), &json!({}));
+        world.put(&format!("files/built:{architecture}"), "application/vnd.example", &[layer]);
+        let raw = world.registry.manifest(&format!("files/built:{architecture}"));
+        json!({ "mediaType": MANIFEST, "digest": Digest::sha256(&raw).as_str(), "size": raw.len(),
+            "platform": { "os": "linux", "architecture": architecture } })
+    });
+    let index = json!({ "schemaVersion": 2, "mediaType": INDEX, "manifests": entries }).to_string();
+    let digest = world.registry.put_manifest("files/built", "1", INDEX, index);
+    let name = world.registry.image("files/built:1");
+    let foreign = format!("{name}#linux/{other}");
+    world.larder(&["pull", &name, &foreign]).expect(0);
+    let listed = world.listed("store");
+    assert_eq!(listed.len(), 2);
+    assert!(listed.iter().all(|image| image[4] == json!(digest)), "that of the index: {listed:?}");
+
+    let (all, one) = (world.path("all.tar"), world.path("one.tar"));
+    world.larder(&["save", "-o", &all, &name, &foreign]).expect(0);
+    world.larder(&["save", "-o", &one, &name]).expect(0);
+    world.larder_with("all", &["load", "-i", &all]).expect(0);
+    world.larder_with("all", &["load", "-i", &all, "--platform", &format!("linux/{other}")]).expect(0);
+    assert_eq!(world.listed("all"), listed);
+    world.larder_with("one", &["load", "-i", &one]).expect(0);
+    assert!(listed.contains(&world.listed("one")[0]));
+}
+
+#[test]
+fn artifacts_beyond_the_limits_are_refused_by_name_before_a_blob_is_fetched() {
+    let world = ArtifactWorld::new();
+    let mut layer = world.layer("text/plain", b"x", &json!({}));
+    let refused = |name: &str, text: &str| {
+        let refused = world.larder(&["pull", name]).expect(1);
+        assert!(refused.stderr.contains(text), "{refused:?}");
+    };
+    refused(&world.put("files/many:1", "text/plain", &vec![layer.clone(); 10_000]), "more than 500 elements");
+
+    layer["size"] = json!(200_000_000_000_000_u64);
+    refused(&world.put("files/huge:1", "text/plain", std::slice::from_ref(&layer)), "needs about 420TB");
+
+    let mut config = world.layer(MODEL_CONFIG, b"{}", &json!({}));
+    config["size"] = json!(5 << 20);
+    config["digest"] = json!(Digest::sha256("config").as_str());
+    refused(&world.put_with("files/config:1", MODEL, &config, &[]), "config sha256:");
+    assert!(world.registry.requests_for("/blobs/").is_empty(), "{:?}", world.registry.requests());
+
+    // What says to be a config, and is none.
+    for (media_type, layer_type) in
+        [("application/vnd.oci.image.config.v1+json", LAYER), (MODEL_CONFIG, "text/plain")]
+    {
+        let config = world.layer(media_type, b"not JSON", &json!({}));
+        let layer = world.layer(layer_type, b"x", &json!({}));
+        let name = world.put_with("files/garbage:1", "", &config, &[layer]);
+        refused(&name, &format!("config {}", config["digest"].as_str().unwrap()));
+    }
 }

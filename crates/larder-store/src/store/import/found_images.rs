@@ -1,13 +1,13 @@
 //! The images of an archive, and what it has beside them: content of other kinds, and images for other platforms.
 
 use larder::reference::{Digest, Platform};
-use larder_registry::manifest::{Descriptor, ImageIndex, MAX_DEPTH, ManifestError, PlatformMatcher};
+use larder_registry::manifest::{
+    ArtifactCandidates, ArtifactManifest, Descriptor, ImageIndex, MAX_DEPTH, MAX_DOCUMENTS, ManifestError,
+    PlatformMatcher,
+};
 
 use super::error::ImportError;
 use super::image::ImportImage;
-
-/// Most documents that are read to find one image.
-pub(super) const MAX_DOCUMENTS: usize = 32;
 
 /// A manifest of an archive that is not loaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,11 +84,23 @@ impl FoundImages {
     }
 }
 
+/// An artifact of an archive.
+#[derive(Debug)]
+pub(super) struct FoundArtifact {
+    pub(super) manifest: ArtifactManifest,
+    /// The indexes that lead to it, and its manifest.
+    pub(super) documents: Vec<(Digest, Vec<u8>)>,
+    /// The note as what it was pulled.
+    pub(super) pulled_as: Option<String>,
+}
+
 /// The search for the image of one name.
 pub(super) struct PlatformSearch<'a> {
     pub(super) platform: &'a PlatformMatcher,
     /// Whether the name may be that of an artifact.
     pub(super) takes_artifact: bool,
+    /// Artifacts of indexes.
+    pub(super) artifacts: ArtifactCandidates<FoundArtifact>,
     /// The note of the accepted manifest as what it was pulled.
     pub(super) pulled_as: Option<String>,
     /// Present manifests for other platforms.
@@ -103,6 +115,7 @@ impl<'a> PlatformSearch<'a> {
         PlatformSearch {
             platform,
             takes_artifact,
+            artifacts: ArtifactCandidates::default(),
             pulled_as: None,
             other_platforms: Vec::new(),
             documents: 0,
@@ -145,6 +158,14 @@ impl<'a> PlatformSearch<'a> {
     pub(super) fn failed(&mut self, error: ImportError) -> Option<ImportImage> {
         self.first_error.get_or_insert(error);
         None
+    }
+
+    /// The artifact that the name stands for, if no image is.
+    pub(super) fn take_artifact(&mut self) -> Result<Option<FoundArtifact>, ManifestError> {
+        if self.first_error.is_some() {
+            return Ok(None);
+        }
+        std::mem::take(&mut self.artifacts).choose(!self.offered.is_empty())
     }
 
     /// The error for an image of this platform only.

@@ -9,11 +9,11 @@ use serde_json::json;
 use super::docker;
 use super::entries::{ImportEntries, blob_name};
 use super::error::ImportError;
-use super::found_images::{FoundImages, LeftOutManifest, MAX_DOCUMENTS, PlatformSearch};
+use super::found_images::{FoundArtifact, FoundImages, LeftOutManifest, PlatformSearch};
 use super::image::ImportImage;
 use larder_registry::manifest::{
-    ArtifactImage, ArtifactManifest, Descriptor, ImageConfig, ImageIndex, ImageManifest, ManifestCandidate,
-    ManifestError, ManifestOrIndex, PlatformMatcher,
+    ArtifactImage, ArtifactManifest, Descriptor, ImageConfig, ImageIndex, ImageManifest, MAX_DOCUMENTS,
+    ManifestCandidate, ManifestError, ManifestOrIndex, PlatformMatcher,
 };
 
 /// Annotation with a full name.
@@ -131,13 +131,15 @@ fn find_image(
         offered => offered.is_some(),
     };
     let first = ManifestCandidate { descriptor, matches };
-    match follow(entries, first, &mut Vec::new(), &mut search)? {
-        Some(image) => {
-            let PlatformSearch { pulled_as, other_platforms, .. } = search;
-            Ok(FoundImage { image, pulled_as, other_platforms })
-        }
-        None => Err(search.end()),
+    if let Some(image) = follow(entries, first, &mut Vec::new(), &mut search)? {
+        let PlatformSearch { pulled_as, other_platforms, .. } = search;
+        return Ok(FoundImage { image, pulled_as, other_platforms });
     }
+    let used = |cause| ImportError::Manifest { name: descriptor.digest.to_string(), cause };
+    let Some(found) = search.take_artifact().map_err(used)? else { return Err(search.end()) };
+    let FoundArtifact { manifest, documents, pulled_as } = found;
+    let image = finish_artifact(entries, documents, manifest)?;
+    Ok(FoundImage { image, pulled_as, other_platforms: search.other_platforms })
 }
 
 /// Reads a manifest, or an index and what it lists, until an image fits. `parents` are the documents that lead there.
@@ -161,9 +163,13 @@ fn follow(
     };
     parents.push((descriptor.digest.clone(), raw));
     let found = match document {
-        ManifestOrIndex::Artifact(artifact) if search.takes_artifact && parents.len() == 1 => {
-            search.pulled_as = descriptor.annotations.get(PULLED_AS).cloned();
-            Some(finish_artifact(entries, parents.clone(), *artifact)?)
+        ManifestOrIndex::Artifact(manifest) if search.takes_artifact => {
+            let (documents, manifest) = (parents.clone(), *manifest);
+            let (artifact_type, pulled_as) =
+                (manifest.artifact_type.clone(), descriptor.annotations.get(PULLED_AS).cloned());
+            let found = FoundArtifact { manifest, documents, pulled_as };
+            search.artifacts.add(found, matches, &artifact_type, &descriptor.digest);
+            None
         }
         ManifestOrIndex::Artifact(artifact) => {
             let cause = ManifestError::NotAnImage(artifact.artifact_type);
@@ -237,7 +243,11 @@ fn finish_artifact(
         Some(raw) => raw.to_vec(),
         None => entries.blob(&artifact.config.digest)?,
     };
-    let used = |cause| ImportError::Manifest { name: digest.to_string(), cause };
+    let config = artifact.config.digest.clone();
+    let used = |cause| {
+        let named = if matches!(cause, ManifestError::Malformed(_)) { &config } else { digest };
+        ImportError::Manifest { name: named.to_string(), cause }
+    };
     let ArtifactImage { artifact, manifest, config, config_raw } =
         artifact.into_image(digest.clone(), own_config).map_err(used)?;
     check_presence(entries, &manifest)?;
