@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! layer of an artifact -> a file, at the path that its annotations name
-//!                      -> an archive, if it is one and the digest of its plain bytes is known
+//!                      -> the files of an archive, if it is one
 //! ```
 //!
 //! A store keeps an artifact as an image ([`ArtifactManifest::into_image`]): its config is made here, from the
@@ -16,15 +16,20 @@ use serde_json::json;
 
 use super::config::DiffId;
 use super::limits::MAX_LAYERS;
-use super::media_type::{IMAGE_CONFIG, MODEL_CONFIG, is_model_layer};
-use super::{Compression, Descriptor, ImageConfig, ImageManifest, ManifestError, MediaType, bounded};
+use super::media_type::{IMAGE_CONFIG, MODEL_CONFIG, is_image_layer, is_model_layer};
+use super::{Compression, Descriptor, ImageConfig, ImageManifest, ManifestError, bounded};
 
-/// Annotations with the path of a file: of the CNCF model format, and of ORAS.
-const PATHS: [&str; 2] = ["org.cncf.model.filepath", "org.opencontainers.image.title"];
+/// Annotation of the CNCF model format with the path of a file.
+const MODEL_PATH: &str = "org.cncf.model.filepath";
+/// Annotation of ORAS with the path of a file or directory.
+const TITLE: &str = "org.opencontainers.image.title";
 /// Annotation of the CNCF model format with the attributes of a file, as JSON.
 const FILE_METADATA: &str = "org.cncf.model.file.metadata+json";
-/// The digest of the plain archive of a directory that ORAS packed.
+/// Annotations of a directory that ORAS packed: `true`, and the digest of the plain archive.
+const UNPACK: &str = "io.deis.oras.content.unpack";
 const PLAIN_DIGEST: &str = "io.deis.oras.content.digest";
+/// Ends of titles that are those of archives.
+const ARCHIVE_SUFFIXES: [&str; 5] = [".tar", ".gz", ".tgz", ".zst", ".tzst"];
 /// Labels of the config that is made for an artifact.
 const TYPE_LABEL: &str = "dev.larder.artifact.type";
 const MANIFEST_LABEL: &str = "dev.larder.artifact.manifest";
@@ -60,8 +65,8 @@ pub struct ArtifactFile {
 /// A layer of an artifact as a store unpacks it: a file, or an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ArtifactLayer {
-    /// Identifies the unpacked layer, as a diff ID does: of an archive the digest of its plain bytes; of a file it is
-    /// made of path, mode and digest.
+    /// Identifies the unpacked layer, as a diff ID does: of an archive the digest of its plain bytes, or
+    /// [`archive_id`]; of a file it is made of path, mode and digest.
     pub diff_id: Digest,
     /// The file; `None` for an archive.
     pub file: Option<ArtifactFile>,
@@ -183,35 +188,62 @@ struct ModelFsDocument {
     diff_ids: Vec<DiffId>,
 }
 
+/// Identifies an unpacked archive whose plain digest is not known: it is made of the digest of the archive as it is.
+pub fn archive_id(digest: &Digest) -> Digest {
+    Digest::sha256(format!("larder.dev/archive\n{digest}"))
+}
+
 /// `diff_id` is the digest of the plain bytes that the config of a model names.
 fn content_of(layer: &Descriptor, diff_id: Option<Digest>) -> Result<ArtifactLayer, ManifestError> {
-    let kind = layer.kind();
-    if let MediaType::Layer(compression) = kind {
-        let plain = if compression == Compression::None {
-            Some(layer.digest.clone())
+    let annotation = |key: &str| layer.annotations.get(key).filter(|value| !value.is_empty());
+    if let Some(compression) = archive_compression(&layer.media_type)
+        && is_packed(layer, compression)
+    {
+        let diff_id = if compression == Compression::None {
+            layer.digest.clone()
         } else {
-            let noted = layer.annotations.get(PLAIN_DIGEST).and_then(|digest| Digest::parse(digest).ok());
+            let noted = annotation(PLAIN_DIGEST).and_then(|digest| Digest::parse(digest).ok());
             // Some programs name the compressed bytes where the format has the plain ones.
-            noted.or(diff_id).filter(|plain| *plain != layer.digest)
+            let plain = noted.or(diff_id).filter(|plain| *plain != layer.digest);
+            plain.unwrap_or_else(|| archive_id(&layer.digest))
         };
-        if let Some(diff_id) = plain {
-            return Ok(ArtifactLayer { diff_id, file: None });
-        }
+        return Ok(ArtifactLayer { diff_id, file: None });
     }
     if is_model_layer(&layer.media_type) && layer.media_type.contains('+') {
         // A file of compressed bytes is not what the path of the layer stands for.
         let (digest, media_type) = (layer.digest.clone(), layer.media_type.chars().take(200).collect());
-        return Err(match kind {
-            MediaType::Layer(_) => ManifestError::UnknownPlainDigest { digest, media_type },
-            _ => ManifestError::UnknownLayer { digest, media_type },
-        });
+        return Err(ManifestError::UnknownLayer { digest, media_type });
     }
-    let named = PATHS.iter().find_map(|key| layer.annotations.get(*key)).filter(|path| !path.is_empty());
+    let named = annotation(MODEL_PATH).or_else(|| annotation(TITLE));
     let path = named.cloned().unwrap_or_else(|| layer.digest.hex().to_owned());
     check_path(&path).map_err(|problem| bad_path(&path, problem))?;
     let file = ArtifactFile { path, mode: mode_of(layer) };
     let identity = format!("larder.dev/file\n{:o}\n{}\n{}", file.mode, file.path, layer.digest);
     Ok(ArtifactLayer { diff_id: Digest::sha256(identity), file: Some(file) })
+}
+
+/// The compression of an archive by its media type, such as `application/vnd.cncf.helm.chart.content.v1.tar+gzip`;
+/// `None` for other content.
+fn archive_compression(media_type: &str) -> Option<Compression> {
+    let bare = media_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    match bare.rsplit_once(".tar")?.1 {
+        "" => Some(Compression::None),
+        "+gzip" | ".gzip" => Some(Compression::Gzip),
+        "+zstd" | ".zstd" => Some(Compression::Zstd),
+        _ => None,
+    }
+}
+
+/// Whether a layer with the media type of an archive is to be unpacked. ORAS gives that of image layers to files as
+/// well: with its title, a layer is a directory if the writer says so, or compressed it and did not name it like an
+/// archive.
+fn is_packed(layer: &Descriptor, compression: Compression) -> bool {
+    let annotations = &layer.annotations;
+    let of_oras = is_image_layer(&layer.media_type) && !annotations.contains_key(MODEL_PATH);
+    let Some(title) = annotations.get(TITLE).filter(|_| of_oras) else { return true };
+    let is_archive = ARCHIVE_SUFFIXES.iter().any(|suffix| title.to_ascii_lowercase().ends_with(suffix));
+    let is_directory = annotations.get(UNPACK).is_some_and(|unpack| unpack == "true");
+    is_directory || (compression != Compression::None && !is_archive)
 }
 
 /// The permissions of a file, without set-ID bits.
@@ -287,23 +319,31 @@ mod tests {
     }
 
     #[test]
-    fn archives_are_unpacked_where_their_plain_digest_is_known() {
-        let plain = layer("application/vnd.cncf.model.weight.v1.tar", &[]);
-        let packed = "application/vnd.oci.image.layer.v1.tar+gzip";
+    fn archives_are_unpacked_whose_types_say_so_and_files_of_oras_are_files() {
+        const PACKED: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
+        const PLAIN: &str = "application/vnd.oci.image.layer.v1.tar";
         let digest = Digest::sha256("plain");
-        let of_oras =
-            layer(packed, &[(PLAIN_DIGEST, digest.as_str()), ("org.opencontainers.image.title", "dir")]);
-        let unknown = layer(packed, &[("org.opencontainers.image.title", "dir.tar.gz")]);
-        let contents = artifact(vec![plain.clone(), of_oras, unknown]).contents(b"{}").unwrap();
-        assert_eq!((&contents[0].diff_id, &contents[0].file), (&plain.digest, &None));
-        assert_eq!((&contents[1].diff_id, &contents[1].file), (&digest, &None));
-        assert_eq!(contents[2].file.as_ref().unwrap().path, "dir.tar.gz", "as it is");
+        let model = layer("application/vnd.cncf.model.weight.v1.tar", &[(MODEL_PATH, "a"), (TITLE, "a")]);
+        let chart = layer("application/vnd.cncf.helm.chart.content.v1.tar+gzip", &[]);
+        let noted = layer(PACKED, &[(PLAIN_DIGEST, digest.as_str()), (UNPACK, "true"), (TITLE, "a.tar")]);
+        let of_python = layer(PACKED, &[(TITLE, "b")]);
+        let contents = [&model, &chart, &noted, &of_python].map(|layer| content_of(layer, None).unwrap());
+        let ids = contents.map(|content| content.file.is_none().then_some(content.diff_id));
+        let made = |layer: &Descriptor| Some(archive_id(&layer.digest));
+        assert_eq!(ids, [Some(model.digest.clone()), made(&chart), Some(digest), made(&of_python)]);
+
+        for (media_type, title) in
+            [(PLAIN, "notes.txt"), (PLAIN, "dir.tar"), (PACKED, "dir.tar.gz"), (PACKED, "a.TGZ")]
+        {
+            let content = content_of(&layer(media_type, &[(TITLE, title)]), None).unwrap();
+            assert_eq!(content.file.unwrap().path, title, "as it is");
+        }
     }
 
     #[test]
     fn the_config_of_a_model_has_the_plain_digests_of_its_archives() {
         let (packed, plain) = ("application/vnd.cncf.model.weight.v1.tar+gzip", Digest::sha256("plain"));
-        let raw = layer("application/vnd.cncf.model.doc.v1.raw", &[(PATHS[0], "README.md")]);
+        let raw = layer("application/vnd.cncf.model.doc.v1.raw", &[(MODEL_PATH, "README.md")]);
         let contents = |layers: Vec<Descriptor>, config: &str| {
             let mut model = artifact(layers);
             model.config.media_type = MODEL_CONFIG.into();
@@ -317,9 +357,10 @@ mod tests {
         assert_eq!(known[1].file.as_ref().unwrap().path, "README.md");
 
         let own = layer(packed, &[]).digest;
+        for config in ["{}", &config(&[&own])] {
+            assert_eq!(contents(vec![layer(packed, &[])], config).unwrap()[0].diff_id, archive_id(&own));
+        }
         for (layers, config, text) in [
-            (vec![layer(packed, &[])], "{}".to_owned(), "no digest of its uncompressed content"),
-            (vec![layer(packed, &[])], config(&[&own]), "no digest of its uncompressed content"),
             (vec![raw.clone()], config(&[&plain, &plain]), "1 in the manifest, 2 diff IDs"),
             (vec![raw.clone()], "[]".to_owned(), "malformed"),
             (vec![raw], r#"{"modelfs":{"diffIds":["sha256:1"]}}"#.to_owned(), "malformed"),
@@ -334,8 +375,8 @@ mod tests {
             assert!(error.contains(text), "{error}");
         }
 
-        // Another version of the format is an unknown artifact: its files are kept as they are.
-        let mut next = artifact(vec![layer("application/vnd.cncf.model.weight.v2.tar+gzip", &[])]);
+        // Another version of the format is an unknown artifact.
+        let mut next = artifact(vec![layer("application/vnd.cncf.model.weight.v2.raw", &[])]);
         next.config.media_type = "application/vnd.cncf.model.config.v2+json".into();
         assert!(next.contents(b"not read").unwrap()[0].file.is_some());
     }

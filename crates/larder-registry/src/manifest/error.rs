@@ -38,14 +38,6 @@ pub enum ManifestError {
         /// Its media type as written.
         media_type: String,
     },
-    /// A layer of an artifact is compressed, and can be verified only while it is: it would have to be a file.
-    #[error("layer {digest}: {media_type} with no digest of its uncompressed content in the config")]
-    UnknownPlainDigest {
-        /// Digest of the layer.
-        digest: Digest,
-        /// Its media type as written.
-        media_type: String,
-    },
     /// A layer that registries do not serve.
     #[error("layer {digest}: foreign layers are not served by registries")]
     ForeignLayer {
@@ -123,9 +115,6 @@ impl ManifestError {
             ManifestError::NoPlatform { .. } => Some("build the image for this platform"),
             ManifestError::LayerCount { .. } => {
                 Some("build the image again: its manifest names the config of another image")
-            }
-            ManifestError::UnknownPlainDigest { .. } => {
-                Some("push it again uncompressed, or with diffIds of its archives")
             }
             ManifestError::TooLarge { .. }
             | ManifestError::Malformed(_)

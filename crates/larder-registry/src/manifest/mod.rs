@@ -29,7 +29,9 @@ mod platform;
 #[cfg(test)]
 mod properties;
 
-pub use artifact::{ArtifactFile, ArtifactImage, ArtifactLayer, ArtifactManifest, ResolvedArtifact};
+pub use artifact::{
+    ArtifactFile, ArtifactImage, ArtifactLayer, ArtifactManifest, ResolvedArtifact, archive_id,
+};
 pub use artifact_candidates::ArtifactCandidates;
 pub use config::ImageConfig;
 pub use descriptor::Descriptor;

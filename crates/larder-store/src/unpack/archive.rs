@@ -12,7 +12,6 @@ use std::path::PathBuf;
 use tar_core::parse::{Limits as TarLimits, ParseError, ParseEvent, ParsedEntry, Parser};
 use tar_core::{EntryType, HEADER_SIZE, Header, HeaderError, PaxExtensions};
 
-use larder::reference::Digest;
 use larder_erofs::{EntryProblem, ErofsTime, sparse_content};
 
 use super::error::named;
@@ -137,9 +136,9 @@ impl<'a, F: BufferSource> LayerArchive<'a, F> {
     }
 
     /// Reads what follows the archive, and compares the digest of everything. Returns the number of bytes.
-    pub(super) fn finish(mut self, diff_id: &Digest) -> Result<u64, UnpackError> {
+    pub(super) fn finish(mut self) -> Result<u64, UnpackError> {
         self.read_rest()?;
-        self.plain.finish(diff_id)
+        self.plain.finish()
     }
 
     /// Reads what follows the archive.

@@ -45,7 +45,7 @@ pub struct SkippedFiles {
 pub fn write_erofs_disk(files: impl Read, id: &Digest, path: &Path) -> Result<(), UnpackError> {
     let options = UnpackOptions::for_accepted_layer();
     let mut feed = from_reader(files);
-    let mut archive = LayerArchive::new(TarStream::new(&mut feed, id, &options), &options);
+    let mut archive = LayerArchive::new(TarStream::new(&mut feed, None, &options), &options);
     let form = ErofsOptions { uuid: bytes_of(id), whiteouts: false, ..ErofsOptions::default() };
     let (mut disk, _) = PendingLayer::read(&mut archive, path, form, &options)?;
     archive.read_rest()?;
@@ -62,9 +62,7 @@ pub fn extract_files(
 ) -> Result<SkippedFiles, UnpackError> {
     let options = UnpackOptions::for_accepted_layer();
     let mut feed = from_reader(files);
-    // The digest is computed and not compared.
-    let unknown = Digest::sha256(b"");
-    let mut archive = LayerArchive::new(TarStream::new(&mut feed, &unknown, &options), &options);
+    let mut archive = LayerArchive::new(TarStream::new(&mut feed, None, &options), &options);
     let owners = rustix::process::geteuid().is_root();
     let mut writer = DirectoryWriter::new(
         dir,

@@ -1,6 +1,7 @@
 //! A layer before and after it is unpacked.
 
 use larder::reference::Digest;
+use larder_registry::manifest::archive_id;
 
 use super::compression::DetectedCompression;
 
@@ -11,8 +12,17 @@ pub struct ExpectedLayer<'a> {
     pub digest: Option<&'a Digest>,
     /// Number of compressed bytes, as the manifest declares it; `None` if unknown.
     pub size: Option<u64>,
-    /// Digest of the plain bytes, from the image's config.
+    /// Digest of the plain bytes, from the image's config. Of an archive whose plain digest is not known, the ID that
+    /// an artifact gives it.
     pub diff_id: &'a Digest,
+}
+
+impl<'a> ExpectedLayer<'a> {
+    /// Digest of the plain bytes, if it is known.
+    pub(super) fn plain_digest(&self) -> Option<&'a Digest> {
+        let is_made = self.digest.is_some_and(|digest| archive_id(digest) == *self.diff_id);
+        (!is_made).then_some(self.diff_id)
+    }
 }
 
 /// A layer whose bytes were verified and whose tree is complete, but for [`PendingLowerWork`]. Nothing is synced yet.

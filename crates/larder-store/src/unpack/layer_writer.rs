@@ -75,13 +75,14 @@ pub(super) fn write(
     // Entries take no inodes, and their bytes count as they are written.
     let of_entries = &UnpackOptions { reserve: None, ..options.clone() };
     let mut record = ArchiveRecordWriter::create(options)?;
-    let mut archive = LayerArchive::new(TarStream::new(&mut feed, expected.diff_id, of_entries), of_entries);
+    let mut archive =
+        LayerArchive::new(TarStream::new(&mut feed, expected.plain_digest(), of_entries), of_entries);
     if let Some(record) = &mut record {
         archive = archive.with_frame(record);
     }
     let form = ErofsOptions { uuid: bytes_of(expected.diff_id), ..ErofsOptions::default() };
     let (mut layer, entries) = PendingLayer::read(&mut archive, path, form, options)?;
-    let plain_bytes = archive.finish(expected.diff_id)?;
+    let plain_bytes = archive.finish()?;
     record.map_or(Ok(()), ArchiveRecordWriter::finish)?;
     let lower_work = layer.pause()?;
     let unpacked = UnpackedLayer {

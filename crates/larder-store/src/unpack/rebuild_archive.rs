@@ -56,20 +56,19 @@ pub fn rebuild_archive(file: &Path, diff_id: &Digest, out: &mut dyn Write) -> Re
     let unreadable = |error| RebuildError::Record(UnpackError::Read(error));
     let layer = MergedLayers::new(vec![open_layer(file).map_err(unreadable)?]).map_err(unreadable)?;
     let mut out = HashedOutput::new(out, diff_id);
-    let copied = copy(&layer, diff_id, &mut out);
+    let copied = copy(&layer, &mut out);
     match out.finish(copied, diff_id) {
         Err(error @ (RebuildError::Content { .. } | RebuildError::Digest(_))) => {
-            Err(first_replaced(&layer, diff_id)?.map_or(error, RebuildError::Replaced))
+            Err(first_replaced(&layer)?.map_or(error, RebuildError::Replaced))
         }
         checked => checked,
     }
 }
 
-fn copy(layer: &MergedLayers, diff_id: &Digest, out: &mut HashedOutput<'_>) -> Result<(), RebuildError> {
+fn copy(layer: &MergedLayers, out: &mut HashedOutput<'_>) -> Result<(), RebuildError> {
     let options = UnpackOptions::for_accepted_layer();
     let mut feed = open(layer)?;
-    let mut archive =
-        LayerArchive::new(TarStream::new(&mut feed, diff_id, &options), &options).with_frame(out);
+    let mut archive = LayerArchive::new(TarStream::new(&mut feed, None, &options), &options).with_frame(out);
     let mut buffer = vec![0; BUFFER];
     while let Some(entry) = archive.next().map_err(RebuildError::Record)? {
         let content = archive.content_elsewhere();
@@ -126,10 +125,10 @@ const MAX_NAMES: usize = 64 << 20;
 
 /// The first file of an archive whose content no layer has, if it is among the first names. Only looked for after a
 /// failure: it needs the names of all entries.
-fn first_replaced(layer: &MergedLayers, diff_id: &Digest) -> Result<Option<PathBuf>, RebuildError> {
+fn first_replaced(layer: &MergedLayers) -> Result<Option<PathBuf>, RebuildError> {
     let options = UnpackOptions::for_accepted_layer();
     let mut feed = open(layer)?;
-    let mut archive = LayerArchive::new(TarStream::new(&mut feed, diff_id, &options), &options);
+    let mut archive = LayerArchive::new(TarStream::new(&mut feed, None, &options), &options);
     let mut contents: BTreeSet<Vec<u8>> = BTreeSet::new();
     let mut left = MAX_NAMES;
     while let Some(entry) = archive.next().map_err(RebuildError::Record)? {
