@@ -49,8 +49,7 @@ struct RuntimeConfig {
     user: String,
 }
 
-/// The digest of an uncompressed layer.
-pub(super) struct DiffId(pub(super) Digest);
+struct DiffId(Digest);
 
 impl<'de> Deserialize<'de> for DiffId {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {

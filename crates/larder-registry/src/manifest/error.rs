@@ -38,6 +38,12 @@ pub enum ManifestError {
         /// Its media type as written.
         media_type: String,
     },
+    /// Two layers of an artifact have one digest and are different content.
+    #[error("layer {digest} is there twice: with another size, or as a file and as an archive")]
+    AmbiguousLayer {
+        /// Their digest.
+        digest: Digest,
+    },
     /// A layer that registries do not serve.
     #[error("layer {digest}: foreign layers are not served by registries")]
     ForeignLayer {
@@ -120,6 +126,7 @@ impl ManifestError {
             | ManifestError::Malformed(_)
             | ManifestError::UnknownType(_)
             | ManifestError::Ambiguous
+            | ManifestError::AmbiguousLayer { .. }
             | ManifestError::UnknownLayer { .. }
             | ManifestError::FieldTooLong { .. }
             | ManifestError::ArtifactPath { .. }

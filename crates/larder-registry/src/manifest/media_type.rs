@@ -16,8 +16,6 @@ const DOCKER_FOREIGN_LAYER: &str = "application/vnd.docker.image.rootfs.foreign.
 const DOCKER_SCHEMA_1: &str = "application/vnd.docker.distribution.manifest.v1+json";
 const DOCKER_SCHEMA_1_SIGNED: &str = "application/vnd.docker.distribution.manifest.v1+prettyjws";
 
-/// The config of a model in the CNCF model format.
-pub(super) const MODEL_CONFIG: &str = "application/vnd.cncf.model.config.v1+json";
 /// What the media types of all layers of a model begin with: `application/vnd.cncf.model.weight.v1.tar+gzip`.
 const MODEL: &str = "application/vnd.cncf.model.";
 

@@ -144,11 +144,11 @@ fn artifact_blobs<'a>(
     image: &'a ExportedImage,
     artifact: &ExportedArtifact,
 ) -> Result<Vec<LayerBlob<'a>>, ExportError> {
-    let layers = image.layers.iter().zip(&artifact.manifest.layers).zip(&artifact.contents);
-    let blob = |((layer, descriptor), content): ((&'a LayerHandle, &Descriptor), &ArtifactLayer)| {
-        let (digest, size, file) = (descriptor.digest.clone(), descriptor.size, content.file.clone());
-        if file.is_none() && content.diff_id != digest {
-            let media_type = descriptor.media_type.clone();
+    let layers = image.layers.iter().zip(&artifact.contents);
+    let blob = |(layer, content): (&'a LayerHandle, &ArtifactLayer)| {
+        let Descriptor { digest, size, media_type, .. } = content.blob.clone();
+        let file = content.files.first().cloned();
+        if file.is_none() && content.diff_id() != digest {
             return Err(ExportError::Compressed { layer: digest, media_type });
         }
         Ok(LayerBlob { layer, digest, size, file })

@@ -322,14 +322,14 @@ fn unpack_into_staging(
         diff_id: &planned.diff_id,
     };
     let (blob_bytes, path) = (bytes.open(digest)?, staging.dir().join(LAYER_FILE));
-    let unpacked = match (&planned.file, &bytes) {
-        (Some(file), LayerBytes::Ingest(ingest)) => {
-            unpack_file(blob_bytes, &expected, file, &FilePlace::Around(&ingest.path()), &options)
+    let unpacked = match (&planned.files[..], &bytes) {
+        ([], _) => unpack_layer(blob_bytes, &expected, &path, &options),
+        (files, LayerBytes::Ingest(ingest)) => {
+            unpack_file(blob_bytes, &expected, files, &FilePlace::Around(&ingest.path()), &options)
         }
-        (Some(file), LayerBytes::Import(_)) => {
-            unpack_file(blob_bytes, &expected, file, &FilePlace::New(&path), &options)
+        (files, LayerBytes::Import(_)) => {
+            unpack_file(blob_bytes, &expected, files, &FilePlace::New(&path), &options)
         }
-        (None, _) => unpack_layer(blob_bytes, &expected, &path, &options),
     };
     let (unpacked, file) = unpacked.map_err(|cause| PullError::Unpack { digest: digest.clone(), cause })?;
     Ok(StagedLayer { staging, unpacked, file, bytes, blob })

@@ -334,7 +334,9 @@ impl LayerJobs<'_> {
             }
             let lowers = open_lowers(&lowers, visible).map_err(failed)?;
             let file = file.finish(&lowers, &progress).map_err(failed)?;
-            if let (Some(_), LayerBytes::Ingest(ingest)) = (&planned.file, &bytes) {
+            if let LayerBytes::Ingest(ingest) = &bytes
+                && !planned.files.is_empty()
+            {
                 ingest.become_layer(&staging.dir().join(LAYER_FILE))?;
             }
             let id = if file.depends_on_lowers { &planned.chain_id } else { &planned.diff_id };

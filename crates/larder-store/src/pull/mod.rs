@@ -375,7 +375,8 @@ impl StorePuller {
         if missing.is_empty() {
             return Ok(AdmittedPull::Admitted(SpaceEstimate::default(), None));
         }
-        let (files, archives): (Vec<_>, Vec<_>) = missing.into_iter().partition(|layer| layer.file.is_some());
+        let (files, archives): (Vec<_>, Vec<_>) =
+            missing.into_iter().partition(|layer| !layer.files.is_empty());
         let sizes: Vec<_> = archives.iter().map(|layer| DeclaredSize::of(&layer.descriptor)).collect();
         let ingests: Vec<IngestId> = archives.iter().map(|layer| origin.blob(layer).ingest_id()).collect();
         let files: Vec<_> =

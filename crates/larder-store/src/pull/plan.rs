@@ -23,8 +23,8 @@ pub(super) struct PlannedLayer {
     pub(super) diff_id: Digest,
     /// Identity of this layer on top of those below it.
     pub(super) chain_id: Digest,
-    /// The file that the blob itself is; `None` for an archive.
-    pub(super) file: Option<ArtifactFile>,
+    /// Names of the file that the blob itself is; none for an archive.
+    pub(super) files: Vec<ArtifactFile>,
 }
 
 impl PlannedLayer {
@@ -51,11 +51,11 @@ impl PullPlan {
         for (descriptor, diff_id) in manifest.layers.iter().zip(&parsed.diff_ids) {
             let chain_id = chain_id(layers.last().map(|below| &below.chain_id), diff_id);
             let (descriptor, diff_id) = (descriptor.clone(), diff_id.clone());
-            layers.push(PlannedLayer { descriptor, diff_id, chain_id, file: None });
+            layers.push(PlannedLayer { descriptor, diff_id, chain_id, files: Vec::new() });
         }
         for (layer, content) in layers.iter_mut().zip(artifact.iter().flat_map(|artifact| &artifact.contents))
         {
-            layer.file.clone_from(&content.file);
+            layer.files.clone_from(&content.files);
         }
         let artifact = artifact.map(|ResolvedArtifact { manifest, config, .. }| CommitArtifact {
             artifact_type: manifest.artifact_type.clone(),

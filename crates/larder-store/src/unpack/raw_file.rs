@@ -27,11 +27,11 @@ pub enum FilePlace<'a> {
     Around(&'a Path),
 }
 
-/// Writes a layer with this file; `blob` is the content, with the expected digest and size.
+/// Writes a layer of one file with these names; `blob` is the content, with the expected digest and size.
 pub fn unpack_file(
     blob: impl Read,
     expected: &ExpectedLayer<'_>,
-    file: &ArtifactFile,
+    files: &[ArtifactFile],
     place: &FilePlace<'_>,
     options: &UnpackOptions,
 ) -> Result<(UnpackedLayer, PendingLayer), UnpackError> {
@@ -48,7 +48,7 @@ pub fn unpack_file(
     };
     let mut layer = PendingLayer::new(output, path, form, options)?;
     let mut source = CompressedReader::new(blob, expected, options);
-    let copied = copy(&mut source, expected.size.unwrap_or_default(), file, &mut layer, options);
+    let copied = copy(&mut source, expected.size.unwrap_or_default(), files, &mut layer, options);
     if let Err(error) = copied {
         // Wrong bytes are the better news: another try may bring the right ones.
         let wrong =
@@ -61,7 +61,7 @@ pub fn unpack_file(
         compression: DetectedCompression::None,
         compressed_bytes: bytes,
         plain_bytes: bytes,
-        entries: 1,
+        entries: files.len() as u64,
         lower_work,
         skipped_xattrs: 0,
         hides_lowers: false,
@@ -89,20 +89,17 @@ pub fn rebuild_file(
 fn copy(
     source: &mut CompressedReader<impl Read>,
     size: u64,
-    file: &ArtifactFile,
+    files: &[ArtifactFile],
     layer: &mut PendingLayer,
     options: &UnpackOptions,
 ) -> Result<(), UnpackError> {
     let mut counts = LayerByteCounts::new(options.image.clone());
-    layer.add_entry(&ErofsEntry {
-        path: file.path.as_bytes(),
-        kind: ErofsEntryKind::File { size },
-        mode: file.mode,
-        uid: 0,
-        gid: 0,
-        mtime: ErofsTime::default(),
-        xattrs: &[],
-    })?;
+    let add = |layer: &mut PendingLayer, file: &ArtifactFile, kind| {
+        let (path, mtime) = (file.path.as_bytes(), ErofsTime::default());
+        layer.add_entry(&ErofsEntry { path, kind, mode: file.mode, uid: 0, gid: 0, mtime, xattrs: &[] })
+    };
+    let Some((first, others)) = files.split_first() else { return Ok(()) };
+    add(layer, first, ErofsEntryKind::File { size })?;
     let mut left = size;
     while left > 0 {
         let piece = source.fill_buf().map_err(UnpackError::Read)?;
@@ -116,5 +113,8 @@ fn copy(
         left = left.saturating_sub(count as u64);
     }
     counts.keep();
+    for other in others {
+        add(layer, other, ErofsEntryKind::HardLink { target: first.path.as_bytes() })?;
+    }
     Ok(())
 }

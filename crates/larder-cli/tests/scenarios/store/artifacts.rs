@@ -392,14 +392,6 @@ fn an_artifact_with_a_compressed_archive_is_not_saved_and_its_layer_is_named() {
     let refused = world.larder(&["save", "-o", &archive, &name]).expect(1);
     assert!(refused.stderr.contains(layer["digest"].as_str().unwrap()), "{refused:?}");
     assert!(!Path::new(&archive).exists());
-
-    // A wrong digest of its plain bytes is refused; none is needed.
-    let other = Digest::sha256("other");
-    for (diff_ids, code) in [(vec![other.as_str()], 1), (vec![], 0)] {
-        let name = world.put_model("models/other:1", std::slice::from_ref(&layer), &diff_ids);
-        let pulled = world.larder(&["pull", &name]).expect(code);
-        assert!(code == 0 || pulled.stderr.contains("digest"), "{pulled:?}");
-    }
 }
 
 /// An OCI layout in a directory.
@@ -543,7 +535,7 @@ fn artifacts_beyond_the_limits_are_refused_by_name_before_a_blob_is_fetched() {
     refused(&world.put("files/many:1", "text/plain", &vec![layer.clone(); 10_000]), "more than 500 elements");
 
     layer["size"] = json!(200_000_000_000_000_u64);
-    refused(&world.put("files/huge:1", "text/plain", std::slice::from_ref(&layer)), "needs about 420TB");
+    refused(&world.put("files/huge:1", "text/plain", std::slice::from_ref(&layer)), "needs about 200TB");
 
     let mut config = world.layer(MODEL_CONFIG, b"{}", &json!({}));
     config["size"] = json!(5 << 20);
@@ -551,13 +543,9 @@ fn artifacts_beyond_the_limits_are_refused_by_name_before_a_blob_is_fetched() {
     refused(&world.put_with("files/config:1", MODEL, &config, &[]), "config sha256:");
     assert!(world.registry.requests_for("/blobs/").is_empty(), "{:?}", world.registry.requests());
 
-    // What says to be a config, and is none.
-    for (media_type, layer_type) in
-        [("application/vnd.oci.image.config.v1+json", LAYER), (MODEL_CONFIG, "text/plain")]
-    {
-        let config = world.layer(media_type, b"not JSON", &json!({}));
-        let layer = world.layer(layer_type, b"x", &json!({}));
-        let name = world.put_with("files/garbage:1", "", &config, &[layer]);
-        refused(&name, &format!("config {}", config["digest"].as_str().unwrap()));
-    }
+    // What says to be the config of an image, and is none.
+    let config = world.layer("application/vnd.oci.image.config.v1+json", b"not JSON", &json!({}));
+    let layer = world.layer(LAYER, b"x", &json!({}));
+    let name = world.put_with("files/garbage:1", "", &config, &[layer]);
+    refused(&name, &format!("config {}", config["digest"].as_str().unwrap()));
 }

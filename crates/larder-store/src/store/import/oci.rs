@@ -243,11 +243,7 @@ fn finish_artifact(
         Some(raw) => raw.to_vec(),
         None => entries.blob(&artifact.config.digest)?,
     };
-    let config = artifact.config.digest.clone();
-    let used = |cause| {
-        let named = if matches!(cause, ManifestError::Malformed(_)) { &config } else { digest };
-        ImportError::Manifest { name: named.to_string(), cause }
-    };
+    let used = |cause| ImportError::Manifest { name: digest.to_string(), cause };
     let ArtifactImage { artifact, manifest, config, config_raw } =
         artifact.into_image(digest.clone(), own_config).map_err(used)?;
     check_presence(entries, &manifest)?;
