@@ -15,10 +15,11 @@ use larder::pod::SandboxConfig;
 use larder::reference::{ImageId, ImageName, Reference, ReferenceError};
 
 use crate::disk::DiskSpace;
-use crate::pull::{PullError, StorePuller, image_warnings};
+use crate::inspect::image_details;
+use crate::pull::{PullError, StorePuller};
 use crate::store::{FORMAT, Store, StoreError};
 use larder_registry::FetchErrorKind;
-use larder_registry::manifest::{ImageConfig, ManifestError};
+use larder_registry::manifest::ManifestError;
 
 /// A runtime that has the images of the store as well, because it keeps its snapshots there.
 #[async_trait]
@@ -134,25 +135,7 @@ impl Backend for StoreBackend {
 
     async fn inspect(&self, image: &ImageSpec) -> Result<Option<ImageDetails>, BackendError> {
         let (name, puller) = (image.image.clone(), Arc::clone(&self.puller));
-        self.ask(move |store| {
-            let Some(record) = store.image(&name)? else { return Ok(None) };
-            let mut details = ImageDetails { image: store.to_image(&record), ..ImageDetails::default() };
-            if let Some(config) = store.blob(&record.id)? {
-                if let Ok(parsed) = ImageConfig::parse(&config) {
-                    let layers = record.layers.iter().map(|layer| store.layer(&layer.key));
-                    let layers = layers.collect::<Result<Vec<_>, _>>()?;
-                    let warnings =
-                        image_warnings(&parsed, &puller.platform_of(&record), layers.iter().flatten());
-                    let warnings = serde_json::to_string(&warnings).unwrap_or_default();
-                    details.info.insert("warnings".into(), warnings);
-                }
-                details.info.insert("config".into(), String::from_utf8_lossy(&config).into_owned());
-            }
-            let layers = serde_json::to_string(&record.layers).unwrap_or_default();
-            details.info.insert("layers".into(), layers);
-            Ok(Some(details))
-        })
-        .await
+        self.ask(move |store| image_details(store, &puller, &name)).await
     }
 
     async fn pull(

@@ -14,6 +14,7 @@ pub mod erofs;
 pub mod export;
 pub mod fsck;
 pub mod gc_sources;
+mod inspect;
 pub mod mounts;
 pub mod pull;
 pub mod snapshots;

@@ -1,5 +1,6 @@
 //! larder's own store, with a real registry and no runtime at all.
 
+mod artifact_lists;
 mod artifacts;
 mod export_failures;
 mod exports;

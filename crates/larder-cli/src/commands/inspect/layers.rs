@@ -26,6 +26,9 @@ pub(super) struct LayerRecord {
     shared_with: Vec<String>,
     /// The build step, if the image has a history.
     created_by: Option<String>,
+    /// The file that the layer of an artifact is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path: Option<String>,
 }
 
 /// The layers of the image with this ID, the lowest first. `None` if the backend does not report them.
@@ -46,6 +49,8 @@ pub(super) fn of(
     };
     let archives = mine.iter().filter(is_archive).count();
     let steps = if steps.len() + archives == mine.len() { steps } else { Vec::new() };
+    let files = info.get("artifact").and_then(|artifact| artifact["files"].as_array());
+    let files = files.filter(|files| files.len() == mine.len());
     let others: Vec<_> =
         listed.images.iter().filter(|other| other.id != id).map(|other| (other, layers_of(other))).collect();
     let record = |(at, index): (usize, &u32)| {
@@ -59,6 +64,7 @@ pub(super) fn of(
             estimated: layer.estimated,
             shared_with,
             created_by: steps.get(at).cloned(),
+            path: files.and_then(|files| files[at]["path"].as_str().map(str::to_owned)),
         })
     };
     Some(mine.iter().enumerate().filter_map(record).collect())
@@ -94,7 +100,9 @@ pub(super) fn print(title: &str, layers: Option<&[LayerRecord]>, out: &Printer) 
         Some([]) => return out.line("   no layers"),
         Some(layers) => layers,
     };
-    let mut table = TextTable::new(["LAYER", "SIZE", "SHARED WITH", "CREATED BY"]).optional(["CREATED BY"]);
+    let is_artifact = layers.iter().any(|layer| layer.path.is_some());
+    let origin = if is_artifact { "FILE" } else { "CREATED BY" };
+    let mut table = TextTable::new(["LAYER", "SIZE", "SHARED WITH", origin]).optional(["CREATED BY"]);
     for (at, layer) in layers.iter().enumerate() {
         let mark = if at + 1 == layers.len() { "\u{2514}\u{2500} " } else { "\u{251c}\u{2500} " };
         let about = if layer.estimated { "~" } else { "" };
@@ -102,7 +110,10 @@ pub(super) fn print(title: &str, layers: Option<&[LayerRecord]>, out: &Printer) 
             format!("{mark}{}", short(&layer.id)),
             format!("{about}{}", size::bytes(layer.size_bytes)),
             shared(&layer.shared_with),
-            layer.created_by.as_deref().map(first_line).unwrap_or_default(),
+            match &layer.path {
+                Some(path) => path.clone(),
+                None => layer.created_by.as_deref().map(first_line).unwrap_or_default(),
+            },
         ]);
     }
     out.table(&table);

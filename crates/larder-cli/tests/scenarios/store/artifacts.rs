@@ -25,17 +25,17 @@ const WEIGHT: &str = "application/vnd.cncf.model.weight.v1.raw";
 const MODEL_CONFIG: &str = "application/vnd.cncf.model.config.v1+json";
 const MODEL: &str = "application/vnd.cncf.model.manifest.v1+json";
 
-struct ArtifactWorld {
-    registry: FaultRegistry,
-    home: TempDir,
+pub(super) struct ArtifactWorld {
+    pub(super) registry: FaultRegistry,
+    pub(super) home: TempDir,
 }
 
 impl ArtifactWorld {
-    fn new() -> ArtifactWorld {
+    pub(super) fn new() -> ArtifactWorld {
         ArtifactWorld { registry: FaultRegistry::start(), home: tempfile::tempdir().unwrap() }
     }
 
-    fn larder(&self, arguments: &[&str]) -> LarderOutput {
+    pub(super) fn larder(&self, arguments: &[&str]) -> LarderOutput {
         self.larder_with("store", arguments)
     }
 
@@ -58,7 +58,7 @@ impl ArtifactWorld {
         images.as_array().unwrap().iter().map(fields).collect()
     }
 
-    fn layer(&self, media_type: &str, content: &[u8], annotations: &Value) -> Value {
+    pub(super) fn layer(&self, media_type: &str, content: &[u8], annotations: &Value) -> Value {
         let digest = self.registry.put_blob(content);
         json!({ "mediaType": media_type, "digest": digest, "size": content.len(), "annotations": annotations })
     }

@@ -1,0 +1,73 @@
+//! Artifacts in lists, in `inspect` and in keep rules: by their type, with their files.
+
+use serde_json::{Value, json};
+
+use super::artifacts::ArtifactWorld;
+
+const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+const WEIGHTS: &str = "application/vnd.cncf.model.weight.v1.raw";
+const MODEL_CONFIG: &str = "application/vnd.cncf.model.config.v1+json";
+const MODEL: &str = "application/vnd.cncf.model.manifest.v1+json";
+
+/// Puts a manifest with these fields. Returns its name.
+fn put_manifest(world: &ArtifactWorld, name: &str, fields: &Value) -> String {
+    let mut document = fields.clone();
+    document["schemaVersion"] = 2.into();
+    document["mediaType"] = MANIFEST.into();
+    let (repository, tag) = name.rsplit_once(':').unwrap();
+    world.registry.put_manifest(repository, tag, MANIFEST, document.to_string());
+    world.registry.image(name)
+}
+
+#[test]
+fn inspect_shows_annotations_and_the_files_of_an_artifact() {
+    let world = ArtifactWorld::new();
+    let weights = b"weights".repeat(700);
+    let layer = world.layer(
+        WEIGHTS,
+        &weights,
+        &json!({
+            "org.cncf.model.filepath": "model\u{1b}[2J.bin",
+            "org.cncf.model.file.metadata+json": r#"{"mode": 416}"#,
+        }),
+    );
+    let tar = larder_testkit::archive::TarBuilder::new().finish();
+    let archive = world.layer("application/vnd.cncf.model.weight.config.v1.tar", &tar, &json!({}));
+    let config = json!({
+        "descriptor": { "name": "small", "family": "llama3" },
+        "config": { "architecture": "transformer", "paramSize": "8b", "precision": "bf16" },
+    });
+    let config = world.layer(MODEL_CONFIG, config.to_string().as_bytes(), &json!({}));
+    let name = put_manifest(
+        &world,
+        "models/small:v1",
+        &json!({ "artifactType": MODEL, "config": config, "layers": [layer, archive],
+            "annotations": { "org.opencontainers.image.vendor": "example" } }),
+    );
+    world.larder(&["pull", &name]).expect(0);
+    let found = world.larder(&["inspect", &name]).expect(0).json();
+    let info = &found[0]["info"];
+    assert_eq!(info["annotations"], json!({ "org.opencontainers.image.vendor": "example" }));
+    let expected = json!({ "type": MODEL, "files": [
+        { "path": "model\u{1b}[2J.bin", "mode": "0640", "sizeBytes": weights.len(), "digest": layer["digest"],
+            "mediaType": WEIGHTS },
+        { "path": null, "mode": null, "sizeBytes": tar.len(), "digest": archive["digest"],
+            "mediaType": archive["mediaType"] },
+    ], "model": {
+        "name": "small", "family": "llama3", "architecture": "transformer", "format": null, "paramSize": "8b",
+        "precision": "bf16", "quantization": null,
+    } });
+    assert_eq!(info["artifact"], expected);
+    let layers = world.larder(&["inspect", "--layers", &name]).expect(0).stdout;
+    assert!(layers.contains("FILE") && layers.contains("model\\u{1b}[2J.bin"), "{layers}");
+
+    // An image has annotations as well.
+    let config = r#"{"architecture":"amd64","os":"linux","rootfs":{"type":"layers","diff_ids":[]}}"#;
+    let config = world.layer("application/vnd.oci.image.config.v1+json", config.as_bytes(), &json!({}));
+    let image = json!({ "config": config, "layers": [], "annotations": { "built-by": "hand" } });
+    let name = put_manifest(&world, "library/app:1", &image);
+    world.larder(&["pull", &name]).expect(0);
+    let found = world.larder(&["inspect", &name]).expect(0).json();
+    assert_eq!(found[0]["info"]["annotations"], json!({ "built-by": "hand" }));
+    assert_eq!(found[0]["info"]["artifact"], Value::Null);
+}
