@@ -143,7 +143,7 @@ const SHOWN: [&str; 45] = [
 ];
 
 /// Texts of theirs that may say nothing, which is `null` there.
-const MAY_BE_EMPTY: [&str; 14] = [
+const MAY_BE_EMPTY: [&str; 16] = [
     "Collection.when_unreachable",
     "Event.namespace",
     "Event.name",
@@ -154,10 +154,12 @@ const MAY_BE_EMPTY: [&str; 14] = [
     "Event.time",
     "Image.username",
     "Image.artifact_type",
+    "ImageDecision.artifact_type",
     "Pull.waiting",
     "PullLayer.waiting",
     "StatusResponse.state",
     "StatusResponse.backend_message",
+    "StoreImageUsage.artifact_type",
 ];
 
 /// Messages of theirs that the file of keep rules has: with a field that is unknown, it is not read.

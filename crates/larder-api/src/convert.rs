@@ -363,6 +363,7 @@ pub fn keep_rule(rule: &KeepRule) -> api::KeepRule {
     let select = match rule.select.clone() {
         Selector::Name(name) => Select::Name(name),
         Selector::Digest(digest) => Select::Digest(digest),
+        Selector::Type(of) => Select::Type(of),
         Selector::Label(key, value) => Select::Label(api::LabelSelector { key, value }),
         Selector::Newest { repository, count } => {
             Select::Newest(api::NewestSelector { repository, count: count as u64 })
@@ -379,6 +380,7 @@ pub fn keep_rule_from(rule: api::KeepRule) -> Result<KeepRule, Error> {
     let select = match rule.select {
         Some(Select::Name(name)) => Selector::Name(name),
         Some(Select::Digest(digest)) => Selector::Digest(digest),
+        Some(Select::Type(of)) => Selector::Type(of),
         Some(Select::Label(label)) => Selector::Label(label.key, label.value),
         Some(Select::Newest(api::NewestSelector { repository, count })) => {
             Selector::Newest { repository, count: usize::try_from(count).unwrap_or(usize::MAX) }

@@ -12,6 +12,7 @@ use std::time::Duration;
 use clap_complete::engine::{ArgValueCompleter, CompletionCandidate, PathCompleter, ValueCompleter as _};
 use clap_complete::env::{Bash, Elvish, EnvCompleter, Fish, Powershell, Shells, Zsh};
 use clap_complete::{CompleteEnv, Shell};
+use larder::artifact_type::TYPE_WORDS;
 use larder_agent::client::Client;
 use larder_api::v1::keep_rule::Select;
 use larder_api::v1::{KeepRequest, MountsRequest};
@@ -23,12 +24,13 @@ use crate::session::{CommandSession, ImageAccess};
 /// Set by the scripts to the name of the shell.
 const VARIABLE: &str = "LARDER_COMPLETE";
 /// Filters of images, with values where there are two.
-const FILTERS: [&str; 8] = [
+const FILTERS: [&str; 9] = [
     "dangling=true",
     "dangling=false",
     "in-use=true",
     "in-use=false",
     "reference=",
+    "type=",
     "before=",
     "since=",
     "label=",
@@ -71,6 +73,7 @@ fn completed_argument(command: &str, arg: clap::Arg) -> clap::Arg {
         ("umount", "DIR") => ArgValueCompleter::new(mounts),
         (_, "RULE") => ArgValueCompleter::new(rules),
         (_, "KEY=VALUE") => ArgValueCompleter::new(filters),
+        (_, "TYPE") => ArgValueCompleter::new(types),
         _ => return arg,
     };
     arg.add(completer)
@@ -115,8 +118,16 @@ fn filters(current: &OsStr) -> Vec<CompletionCandidate> {
         Some((key @ ("before" | "since"), image)) => {
             images(OsStr::new(image)).into_iter().map(|found| found.add_prefix(format!("{key}="))).collect()
         }
+        Some(("type", of)) => {
+            types(OsStr::new(of)).into_iter().map(|found| found.add_prefix("type=")).collect()
+        }
         _ => matching(current, FILTERS.iter().map(|&filter| filter.to_owned())),
     }
+}
+
+/// Types of images and artifacts that have a word.
+fn types(current: &OsStr) -> Vec<CompletionCandidate> {
+    matching(current, TYPE_WORDS.map(str::to_owned).into_iter())
 }
 
 /// Directories that images are mounted at; without one, any directory.
@@ -132,7 +143,7 @@ fn mounts(current: &OsStr) -> Vec<CompletionCandidate> {
     }
 }
 
-/// Keep rules by their name or digest.
+/// Keep rules by their name, digest or type.
 fn rules(current: &OsStr) -> Vec<CompletionCandidate> {
     let request = KeepRequest::default();
     let found = ask(&ImageAccess::keep(), async |client| {
@@ -140,7 +151,7 @@ fn rules(current: &OsStr) -> Vec<CompletionCandidate> {
     });
     let rules = found.map(|found| found.rules).unwrap_or_default();
     let name = |rule: larder_api::v1::KeepRule| match rule.select? {
-        Select::Name(name) | Select::Digest(name) => Some(name),
+        Select::Name(name) | Select::Digest(name) | Select::Type(name) => Some(name),
         Select::Newest(newest) => Some(newest.repository),
         Select::Label(_) => None,
     };

@@ -133,6 +133,7 @@ fn scene(
         GcImage {
             id: image.id.clone(),
             handler: String::new(),
+            artifact_type: String::new(),
             names: image.repo_tags.iter().chain(&image.repo_digests).cloned().collect(),
             size: image.size,
             pinned: image.pinned,
@@ -218,6 +219,7 @@ fn planned(
         subjects.push(GcImage {
             id: id(*n),
             handler: String::new(),
+            artifact_type: String::new(),
             names: [].into(),
             size: of.iter().map(|layer| sizes[layer]).sum(),
             pinned: false,

@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use jiff::Timestamp;
+use larder::artifact_type::type_word;
 use larder_api::convert::image_state;
 use larder_api::v1::{self as api, DecisionReason};
 
@@ -101,7 +102,7 @@ impl ImageSort {
 
 impl ImageRow {
     fn of(image: api::Image, shared: Option<u64>) -> ImageRow {
-        let api::Image { id, repo_tags, repo_digests, size_bytes, details, .. } = image;
+        let api::Image { id, repo_tags, repo_digests, size_bytes, details, artifact_type, .. } = image;
         let details = details.unwrap_or_default();
         let short_id =
             id.split_once(':').map_or(&*id, |(_, digits)| digits).chars().take(13).collect::<String>();
@@ -113,8 +114,10 @@ impl ImageRow {
             }
             ([], []) => format!("<none> {short_id}"),
         };
-        let search =
-            [&repo_tags[..], &repo_digests[..], std::slice::from_ref(&id)].concat().join("\n").to_lowercase();
+        let of_type = if artifact_type.is_empty() { "" } else { type_word(&artifact_type) };
+        let name = if of_type.is_empty() { name } else { format!("{name} ({of_type})") };
+        let search = [&repo_tags[..], &repo_digests[..], &[id.clone(), of_type.to_owned()]];
+        let search = search.concat().join("\n").to_lowercase();
         ImageRow {
             state: image_state(&details),
             kept: (details.reason() == DecisionReason::Kept).then(|| text::cell(&details.why)),
@@ -321,6 +324,20 @@ mod tests {
             ..api::ImagesResponse::default()
         });
         assert_eq!(list.selected().unwrap().id, "sha256:a:1", "it stays selected");
+    }
+
+    #[test]
+    fn an_artifact_is_named_with_its_type_and_found_by_it() {
+        let artifact_type = "application/vnd.cncf.model.manifest.v1+json".to_owned();
+        let model = api::Image { artifact_type, ..image("llm:1", 5, 5, "") };
+        let mut list = list();
+        list.replace(api::ImagesResponse {
+            images: vec![image("a:1", 10, 5, ""), model],
+            ..api::ImagesResponse::default()
+        });
+        list.set_filter("model".into());
+        assert_eq!(list.rows().map(|row| &*row.name).collect::<Vec<_>>(), ["reg.example/llm:1 (model)"]);
+        assert_eq!(list.selected().unwrap().names, ["reg.example/llm:1"], "requests have the name alone");
     }
 
     #[test]

@@ -17,6 +17,7 @@
 //! [`backend::Backend`], which `larder-store`, `larder-cri` and `larder-docker` implement.
 
 pub mod age;
+pub mod artifact_type;
 pub mod backend;
 mod chain;
 pub mod config;

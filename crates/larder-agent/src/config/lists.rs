@@ -115,7 +115,7 @@ impl<'a> ListItemReader<'a> {
     }
 }
 
-const KEEP: [&str; 7] = ["name", "digest", "label", "repository", "newest", "ttl", "budget"];
+const KEEP: [&str; 8] = ["name", "digest", "label", "type", "repository", "newest", "ttl", "budget"];
 
 /// Keep rules, with the words of `larder keep`.
 pub(super) struct KeepRulesCodec;
@@ -148,6 +148,7 @@ fn keep_rule(at: &NodeCursor<'_>) -> Result<KeepRule, Vec<InputProblem>> {
         Some((key, value)) => Selector::Label(key.to_owned(), Some(value.to_owned())),
         None => Selector::Label(label, None),
     });
+    let of_type = item.read_field::<StringCodec>("type").map(Selector::Type);
     let newest = item.read_field::<IntegerCodec<usize, 1, 1_000_000>>("newest");
     let repository = item.read_field::<StringCodec>("repository");
     let (ttl, budget_bytes) =
@@ -164,11 +165,11 @@ fn keep_rule(at: &NodeCursor<'_>) -> Result<KeepRule, Vec<InputProblem>> {
             None
         }
     };
-    let mut selectors: Vec<Selector> = [name, digest, label, newest].into_iter().flatten().collect();
+    let mut selectors: Vec<Selector> = [name, digest, label, of_type, newest].into_iter().flatten().collect();
     if selectors.len() != 1 && item.problems.is_empty() {
         item.report(
             "a keep rule must have exactly one selector",
-            "write one of name, digest, label, or repository with newest; write further rules as further items",
+            "write one of name, digest, label, type, or repository with newest; write further rules as further items",
         );
     }
     let rule = selectors.pop().map(|select| KeepRule { select, ttl, budget_bytes });
@@ -186,6 +187,7 @@ fn show_rule(rule: &KeepRule) -> Value {
     match &rule.select {
         Selector::Name(name) => _ = shown.insert("name".into(), json!(name)),
         Selector::Digest(digest) => _ = shown.insert("digest".into(), json!(digest)),
+        Selector::Type(of) => _ = shown.insert("type".into(), json!(of)),
         Selector::Label(key, None) => _ = shown.insert("label".into(), json!(key)),
         Selector::Label(key, Some(value)) => {
             shown.insert("label".into(), json!(format!("{key}={value}")));

@@ -117,6 +117,7 @@ Each is a keep rule with exactly one selector, as in `larder keep`. GC retains t
 | `name` | images with a name that matches; `*` matches any text, `?` one character |
 | `digest` | the image with this image ID, or with a name of this digest |
 | `label` | images whose config has this label: `KEY`, or `KEY=VALUE` with a value of up to 1,023 bytes |
+| `type` | images of this type: `image`, `model`, `chart`, `wasm`, `signature`, `sbom`, `attestation`, or an artifact type; `*` and `?` as in `name` |
 | `repository`, `newest` | the N images of each matching repository that were first seen most recently, whatever their tags |
 | `ttl` | limit: only until this long after the last use |
 | `budget` | limit: only as many images as fit into this size, the last used first |

@@ -177,6 +177,7 @@ pub(super) fn image(image: &ImageDecision) -> api::ImageDecision {
     }
     api::ImageDecision {
         id: image.id.to_string(),
+        artifact_type: image.artifact_type.clone(),
         names,
         size_bytes: image.size,
         unique_bytes: image.alone.bytes,

@@ -184,6 +184,7 @@ fn space(amount: DiskSpace) -> Option<api::DiskSpace> {
 fn image_usage(usage: ImageUsage) -> api::StoreImageUsage {
     api::StoreImageUsage {
         id: usage.id.to_string(),
+        artifact_type: usage.artifact_type,
         repo_tags: usage.tags,
         repo_digests: usage.digests,
         pinned: usage.pinned,

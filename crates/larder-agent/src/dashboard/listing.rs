@@ -2,6 +2,7 @@
 
 use std::cmp::Ordering;
 
+use larder::artifact_type::type_word;
 use larder_api::convert::image_state;
 use larder_api::v1 as api;
 use serde::Serialize;
@@ -31,6 +32,8 @@ pub(super) struct ImageRow {
     id: String,
     name: String,
     more_names: usize,
+    /// In a word.
+    r#type: String,
     size_bytes: u64,
     unique_bytes: Option<u64>,
     last_used: Option<String>,
@@ -70,7 +73,9 @@ impl Listing {
     /// The rows that a request asks for: `filter`, `sort`, `ascending`, `offset` and `limit`.
     pub(super) fn page(&self, query: &Query) -> ImagesDocument {
         let wanted = query.text("filter").to_lowercase();
-        let matches = |row: &&ImageRow| row.id.contains(&wanted) || row.name.to_lowercase().contains(&wanted);
+        let matches = |row: &&ImageRow| {
+            row.id.contains(&wanted) || row.name.to_lowercase().contains(&wanted) || row.r#type == wanted
+        };
         let mut rows: Vec<&ImageRow> = self.rows.iter().filter(matches).collect();
         let order = order_of(query.text("sort"));
         let ascending = query.text("ascending") == "true";
@@ -112,6 +117,7 @@ fn row(image: api::Image) -> ImageRow {
         state: image_state(&details),
         name: cut(name.unwrap_or_default(), NAME),
         more_names: names.saturating_sub(1),
+        r#type: cut(type_word(&image.artifact_type).to_owned(), NAME),
         id: cut(image.id, NAME),
         size_bytes: image.size_bytes,
         unique_bytes: details.unique_bytes,
@@ -128,6 +134,8 @@ mod tests {
             id: format!("sha256:{number:064}"),
             repo_tags: vec![format!("r.example/app-{number:05}:1"), "other:1".into()],
             size_bytes: number * 10,
+            artifact_type: if number == 7 { "application/vnd.cncf.helm.config.v1+json" } else { "" }
+                .to_owned(),
             details: Some(api::ImageListDetails {
                 last_used: number.is_multiple_of(2).then(|| format!("2026-01-01T00:00:{:02}Z", number % 60)),
                 unique_bytes: Some(1000 - number.min(1000)),
@@ -158,6 +166,7 @@ mod tests {
         assert_eq!(first(&listing, "sort=name&offset=10"), (10_000, ROWS, app(9989)));
         assert_eq!(first(&listing, "filter=APP-0001"), (10, 10, app(19)));
         assert_eq!(first(&listing, "filter=sha256:000"), (10_000, ROWS, app(9999)));
+        assert_eq!(first(&listing, "filter=chart"), (1, 1, app(7)), "by type");
         assert_eq!(first(&listing, "sort=unique"), (10_000, ROWS, app(0)));
         assert_eq!(first(&listing, "sort=status"), (10_000, ROWS, app(4)));
         assert_eq!(first(&listing, "sort=lastUsed&ascending=true"), (10_000, ROWS, app(1)));

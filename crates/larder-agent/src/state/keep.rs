@@ -84,6 +84,7 @@ mod tests {
             KeepRule::new(Selector::Digest("sha256:aa".into())),
             KeepRule::new(Selector::Label("team".into(), Some("infra".into()))),
             KeepRule::new(Selector::Newest { repository: "*".into(), count: 3 }),
+            KeepRule::new(Selector::Type("model".into())),
         ];
         rules[0].ttl = Some(Duration::from_secs(60));
         rules[1].budget_bytes = Some(5);

@@ -303,6 +303,10 @@ pub(crate) struct KeepArgs {
     #[arg(long, value_name = "KEY[=VALUE]")]
     pub(crate) label: Option<String>,
 
+    /// Images of this type: image, model, chart, wasm, signature, sbom, attestation, or an artifact type.
+    #[arg(long, value_name = "TYPE", conflicts_with_all = ["rule", "label"])]
+    pub(crate) r#type: Option<String>,
+
     /// Only the newest N images of each repository that RULE matches.
     #[arg(long, value_name = "N", requires = "rule")]
     pub(crate) newest: Option<usize>,
@@ -352,7 +356,7 @@ pub(crate) struct KeepLsArgs {
   larder unkeep --label team=infra
   larder unkeep --all              all rules, even if their file is unreadable")]
 pub(crate) struct UnkeepArgs {
-    /// Number, name or digest of a rule.
+    /// Number, name, digest or type of a rule.
     #[arg(value_name = "RULE", required_unless_present_any = ["label", "all"])]
     pub(crate) rule: Option<String>,
 

@@ -13,6 +13,8 @@ pub(crate) enum ImageFilter {
     InUse(bool),
     /// A pattern for repository or repository:tag.
     Reference(String),
+    /// A type, in a word or as artifact type; may be a pattern.
+    Type(String),
     /// Built before this image.
     Before(String),
     /// Built after this image.
@@ -22,7 +24,7 @@ pub(crate) enum ImageFilter {
 }
 
 /// Values of `--filter`, for messages.
-const KEYS: &str = "dangling=true|false, in-use=true|false, reference=PATTERN, before=IMAGE, since=IMAGE or label=KEY[=VALUE]";
+const KEYS: &str = "dangling=true|false, in-use=true|false, reference=PATTERN, type=TYPE, before=IMAGE, since=IMAGE or label=KEY[=VALUE]";
 
 impl ImageFilter {
     /// `KEY=VALUE`.
@@ -39,6 +41,7 @@ impl ImageFilter {
             "dangling" => ImageFilter::Dangling(truth()?),
             "in-use" => ImageFilter::InUse(truth()?),
             "reference" => ImageFilter::Reference(value.to_owned()),
+            "type" => ImageFilter::Type(value.to_owned()),
             "before" => ImageFilter::Before(value.to_owned()),
             "since" | "after" => ImageFilter::Since(value.to_owned()),
             "label" => match value.split_once('=') {
@@ -51,7 +54,7 @@ impl ImageFilter {
 
     /// Returns true if the filter needs more than names and IDs.
     pub(crate) fn needs_details(&self) -> bool {
-        !matches!(self, ImageFilter::Dangling(_) | ImageFilter::Reference(_))
+        !matches!(self, ImageFilter::Dangling(_) | ImageFilter::Reference(_) | ImageFilter::Type(_))
     }
 }
 

@@ -28,7 +28,7 @@ pub(crate) struct ImagesArgs {
     #[arg(short, long)]
     pub(crate) all: bool,
 
-    /// Only images that fit: dangling=true, in-use=false, reference=PATTERN, before=IMAGE, since=IMAGE or
+    /// Only images that fit: dangling=true, in-use=false, reference=PATTERN, type=model, before=IMAGE, since=IMAGE or
     /// label=KEY[=VALUE]; may be repeated.
     #[arg(short, long, value_name = "KEY=VALUE", value_parser = ImageFilter::parse)]
     pub(crate) filter: Vec<ImageFilter>,

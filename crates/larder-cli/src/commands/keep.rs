@@ -84,14 +84,17 @@ async fn add(select: Selector, args: &KeepArgs, session: &CommandSession) -> Res
 
 /// The selector of the arguments; `None` without a rule.
 fn select(args: &KeepArgs) -> Result<Option<Selector>, Failure> {
-    let select = match (&args.rule, &args.label, args.newest) {
-        (Some(repository), _, Some(count)) => Selector::Newest { repository: repository.clone(), count },
-        (Some(rule), _, None) => named(rule),
+    let select = match (&args.rule, &args.label, &args.r#type) {
+        (Some(rule), ..) => match args.newest {
+            Some(count) => Selector::Newest { repository: rule.clone(), count },
+            None => named(rule),
+        },
         (None, Some(label), _) => labelled(label),
-        (None, None, _) if args.ttl.is_some() || args.budget.is_some() => {
-            return Err(Failure::bad_input("--ttl and --budget require a RULE or --label"));
+        (None, None, Some(of)) => Selector::Type(of.clone()),
+        (None, None, None) if args.ttl.is_some() || args.budget.is_some() => {
+            return Err(Failure::bad_input("--ttl and --budget require a RULE, --label or --type"));
         }
-        (None, None, _) => return Ok(None),
+        (None, None, None) => return Ok(None),
     };
     Ok(Some(select))
 }
@@ -195,9 +198,10 @@ async fn change(client: &Client, request: KeepRequest) -> Result<KeepResponse, F
 
 fn is_named(rule: &KeepRule, text: &str) -> bool {
     match &rule.select {
-        Selector::Name(name) | Selector::Digest(name) | Selector::Newest { repository: name, .. } => {
-            name == text
-        }
+        Selector::Name(name)
+        | Selector::Digest(name)
+        | Selector::Type(name)
+        | Selector::Newest { repository: name, .. } => name == text,
         Selector::Label(..) => false,
     }
 }

@@ -63,6 +63,8 @@ fn images_rules_filters_and_orders_of_a_store_are_completed_in_each_shell() {
         ("lease r.example/too", "r.example/", "tool:1"),
         ("images --filter dan", "", "dangling=true"),
         ("images --filter before=too", "before=", "tool:1"),
+        ("images --filter type=mod", "type=", "model"),
+        ("keep --type mod", "", "model"),
         ("images --sort uni", "", "unique"),
         ("unkeep r.example/b", "r.example/", "base:1"),
         ("keep rm r.example/b", "r.example/", "base:1"),

@@ -53,6 +53,8 @@ impl StoreUsage {
 pub struct ImageUsage {
     /// The image's id.
     pub id: Digest,
+    /// The type of an artifact; empty for an image.
+    pub artifact_type: String,
     /// Its names with tags.
     pub tags: Vec<String>,
     /// Its names with digests.
@@ -78,6 +80,7 @@ impl ImageUsage {
     fn of(image: ImageListing, own: DiskSpace, shared: DiskSpace) -> ImageUsage {
         ImageUsage {
             id: image.id,
+            artifact_type: image.artifact_type,
             tags: image.tags,
             digests: image.digests,
             pinned: image.pinned,

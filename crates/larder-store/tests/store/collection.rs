@@ -13,6 +13,7 @@ fn snapshot(store: &Store) -> GcSnapshot {
     let subject = |image: larder::backend::Image| GcImage {
         id: image.id,
         handler: String::new(),
+        artifact_type: image.artifact_type,
         names: image.repo_tags.into(),
         size: image.size,
         pinned: image.pinned,

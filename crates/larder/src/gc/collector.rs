@@ -441,22 +441,27 @@ pub(super) fn trigger(goal: GcGoal, disk: Option<FsStats>, policy: &GcPolicy) ->
 }
 
 fn gc_images(records: &ImageUsageRecords, images: Vec<Image>, retained: &RetentionSet) -> Vec<GcImage> {
-    let names = images.into_iter().map(|image| {
+    let listed = images.into_iter().map(|image| {
         let handler = handler_of(&image).to_owned();
         let names: Arc<[String]> = image.repo_tags.into_iter().chain(image.repo_digests).collect();
-        ((image.id, handler), names)
+        ((image.id, handler), (names, image.artifact_type))
     });
-    let names: HashMap<_, _> = names.collect();
-    let gc_image = |record: &ImageUsageRecord| GcImage {
-        names: names.get(&(record.id.clone(), record.handler.clone())).cloned().unwrap_or_default(),
-        retained_by: retained.of_image(&record.id, &record.handler).cloned().collect(),
-        id: record.id.clone(),
-        handler: record.handler.clone(),
-        size: record.size,
-        pinned: record.pinned,
-        first_seen: record.first_seen,
-        last_used: record.last_used,
-        failed: None,
+    let listed: HashMap<_, _> = listed.collect();
+    let gc_image = |record: &ImageUsageRecord| {
+        let (names, artifact_type) =
+            listed.get(&(record.id.clone(), record.handler.clone())).cloned().unwrap_or_default();
+        GcImage {
+            names,
+            artifact_type,
+            retained_by: retained.of_image(&record.id, &record.handler).cloned().collect(),
+            id: record.id.clone(),
+            handler: record.handler.clone(),
+            size: record.size,
+            pinned: record.pinned,
+            first_seen: record.first_seen,
+            last_used: record.last_used,
+            failed: None,
+        }
     };
     records.iter().map(gc_image).collect()
 }

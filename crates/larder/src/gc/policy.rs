@@ -146,7 +146,7 @@ impl GcPolicy {
     pub(crate) fn label_keys(&self) -> BTreeSet<String> {
         let key = |rule: &KeepRule| match &rule.select {
             Selector::Label(key, _) => Some(key.clone()),
-            Selector::Name(_) | Selector::Digest(_) | Selector::Newest { .. } => None,
+            Selector::Name(_) | Selector::Digest(_) | Selector::Type(_) | Selector::Newest { .. } => None,
         };
         self.keep.iter().filter_map(key).collect()
     }

@@ -116,6 +116,7 @@ mod tests {
         GcImage {
             id: id.into(),
             handler: String::new(),
+            artifact_type: String::new(),
             names: [].into(),
             size: 1,
             pinned: false,

@@ -63,6 +63,7 @@ impl Collector {
             let record = records.get(&image.id, handler_of(image));
             KeepRuleInput {
                 id: &image.id,
+                artifact_type: &image.artifact_type,
                 names,
                 labels: labels.get(&image.id),
                 size: image.size,

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::time::Duration;
 
+use crate::artifact_type::type_matches;
 use crate::gc::MAX_LABEL_VALUE;
 use crate::gc::unix_millis::{UnixMillis, millis};
 use crate::glob;
@@ -31,6 +32,9 @@ pub enum Selector {
     Label(String, Option<String>),
     /// The image with this ID, or with a name of this digest: `sha256:...`.
     Digest(String),
+    /// Images of this type, in a word such as `model`, or artifacts of this artifact type; `*` and `?` as in
+    /// [`Selector::Name`].
+    Type(String),
     /// The newest images of each matching repository, by first seen.
     Newest {
         /// Name without tag; `*` and `?` as in [`Selector::Name`].
@@ -52,7 +56,7 @@ impl KeepRule {
             Selector::Name(pattern) => name_matches(pattern, name),
             Selector::Newest { repository, .. } => name_matches(repository, repository_of(name)),
             Selector::Digest(digest) => has_digest(name, digest),
-            Selector::Label(..) => false,
+            Selector::Label(..) | Selector::Type(_) => false,
         })
     }
 
@@ -80,6 +84,7 @@ impl KeepRule {
             Selector::Digest(text) if Digest::parse(text).is_err() => {
                 return Some(format!("{text}: not a digest; use sha256: and 64 hexadecimal digits"));
             }
+            Selector::Type(text) if text.trim().is_empty() => "empty type; use a word such as model",
             Selector::Newest { repository, .. } if repository.trim().is_empty() => {
                 "empty repository; use * for each repository"
             }
@@ -97,6 +102,7 @@ impl fmt::Display for KeepRule {
             Selector::Label(key, None) => write!(f, "label {key}")?,
             Selector::Label(key, Some(value)) => write!(f, "label {key}={value}")?,
             Selector::Digest(digest) => write!(f, "digest {digest}")?,
+            Selector::Type(of) => write!(f, "type {of}")?,
             Selector::Newest { repository, count } => write!(f, "newest {count} of {repository}")?,
         }
         if let Some(ttl) = self.ttl {
@@ -133,6 +139,8 @@ impl fmt::Display for KeptBy {
 pub(crate) struct KeepRuleInput<'a> {
     /// Its id.
     pub id: &'a ImageId,
+    /// Its artifact type; empty for an image.
+    pub artifact_type: &'a str,
     /// Its names, with tags and digests.
     pub names: &'a [String],
     /// Labels of its config, where known.
@@ -207,6 +215,7 @@ fn select(selector: &Selector, images: &[KeepRuleInput<'_>]) -> Vec<usize> {
         Selector::Digest(digest) => {
             all(&|image| image.id == digest || image.names.iter().any(|name| has_digest(name, digest)))
         }
+        Selector::Type(of) => all(&|image| type_matches(of, image.artifact_type)),
         Selector::Newest { repository, count } => newest(repository, *count, images),
     }
 }
@@ -215,7 +224,7 @@ fn select(selector: &Selector, images: &[KeepRuleInput<'_>]) -> Vec<usize> {
 fn images_without_labels(selector: &Selector, images: &[KeepRuleInput<'_>]) -> Vec<usize> {
     match selector {
         Selector::Label(..) => (0..images.len()).filter(|&image| images[image].labels.is_none()).collect(),
-        Selector::Name(_) | Selector::Digest(_) | Selector::Newest { .. } => Vec::new(),
+        Selector::Name(_) | Selector::Digest(_) | Selector::Type(_) | Selector::Newest { .. } => Vec::new(),
     }
 }
 
@@ -313,7 +322,7 @@ fn nearest(selector: &Selector, images: &[KeepRuleInput<'_>]) -> Vec<String> {
     let wanted = match selector {
         Selector::Name(name) => name,
         Selector::Newest { repository, .. } => repository,
-        Selector::Label(..) | Selector::Digest(_) => return Vec::new(),
+        Selector::Label(..) | Selector::Digest(_) | Selector::Type(_) => return Vec::new(),
     };
     nearest_names(wanted, images.iter().flat_map(|image| image.names))
 }

@@ -142,6 +142,7 @@ impl PlanCase {
             images.push(GcImage {
                 id: name(image).into(),
                 handler: String::new(),
+                artifact_type: String::new(),
                 names: [].into(),
                 size: sketch.size,
                 pinned: sketch.pinned,

@@ -246,8 +246,8 @@ fn errors_name_the_item_of_a_list() {
     expect(
         "gc:\n  keep:\n    - name: a\n      digest: sha256:b\n    - nam: a\n    - newest: 3\n    - label: ''\n    - 5\n",
         &[
-            "c.yaml:5: gc.keep[0]: a keep rule must have exactly one selector [write one of name, digest, label, or repository \
-             with newest; write further rules as further items]",
+            "c.yaml:5: gc.keep[0]: a keep rule must have exactly one selector [write one of name, digest, label, type, or \
+             repository with newest; write further rules as further items]",
             "c.yaml:5: gc.keep[0]: sha256:b: not a digest; use sha256: and 64 hexadecimal digits",
             "c.yaml:7: gc.keep[1].nam: unknown key [did you mean name?]",
             "c.yaml:8: gc.keep[2]: repository and newest must be used together [write both, such as repository: app/* and \

@@ -243,7 +243,8 @@ function imageRow(row) {
   const button = make('button', { type: 'button', 'aria-haspopup': 'dialog' }, row.name || shortId(row.id));
   button.addEventListener('click', () => explain(row));
   const more = row.moreNames ? make('span', { class: 'dim' }, ` and ${plural(row.moreNames, 'more name', 'more names')}`) : '';
-  return make('tr', {}, cell([button, more], 'long'), cell(bytes(row.sizeBytes), 'number'),
+  const type = row.type === 'image' ? '' : make('span', { class: 'dim' }, ` ${row.type}`);
+  return make('tr', {}, cell([button, more, type], 'long'), cell(bytes(row.sizeBytes), 'number'),
     cell(bytes(row.uniqueBytes), 'number'), cell(time(row.lastUsed)), cell(row.state));
 }
 
@@ -263,7 +264,7 @@ async function explain(row) {
   dialog.showModal();
   $('explain-title').focus();
   try {
-    const facts = explanation(await load('explain', { image: row.id }));
+    const facts = explanation(await load('explain', { image: row.id }), row.type);
     if (!wait.isConnected) return; // another image was selected
     body.replaceChildren(make('dl', {}, facts.map(([term, value]) => [make('dt', {}, term), make('dd', {}, value)]).flat()));
   } catch (error) {
@@ -272,12 +273,13 @@ async function explain(row) {
   }
 }
 
-function explanation(explained) {
+function explanation(explained, type) {
   const decision = explained.decision ?? {};
   const used = explained.millisecondsSinceLastUsed;
   return [
     ['Names', (decision.names ?? []).join(', ') || 'none'],
     ['ID', decision.id],
+    ['Type', type],
     ['Now', `${decision.remove ? 'would be removed' : 'retained'}: ${decision.why}`],
     ['Under pressure', explained.underPressure],
     ['If all unused images are removed', explained.removable ? 'removed' : 'retained'],

@@ -1,5 +1,6 @@
 //! The disk usage of larder's own store. Each layer counts once; the total is that of `du` for the store's directory.
 
+use larder::artifact_type::type_word;
 use larder_api::v1::{DiskSpace, StoreDiskUsage, StoreImageUsage};
 
 use crate::output::size;
@@ -7,13 +8,16 @@ use crate::output::table::TextTable;
 
 /// A row for each tag of an image; the first one has the sizes, which may be `estimated`.
 pub(super) fn images_table(images: &[StoreImageUsage], estimated: bool) -> TextTable {
-    let mut table = TextTable::new(["IMAGE", "SIZE", "SHARED", "UNIQUE"]);
+    let types = images.iter().any(|image| !image.artifact_type.is_empty());
+    let heads = ["IMAGE"].into_iter().chain(types.then_some("TYPE")).chain(["SIZE", "SHARED", "UNIQUE"]);
+    let mut table = TextTable::new(heads);
     for image in images {
         let names = if image.repo_tags.is_empty() { &image.repo_digests } else { &image.repo_tags };
         let sizes =
             [image.size_bytes, image.shared_bytes, image.unique_bytes].map(|bytes| about(bytes, estimated));
         let first = names.first().unwrap_or(&image.id).clone();
-        table.row([first].into_iter().chain(sizes));
+        let of_type = types.then(|| type_word(&image.artifact_type).to_owned());
+        table.row([first].into_iter().chain(of_type).chain(sizes));
         for name in names.iter().skip(1) {
             table.row([name.clone()]);
         }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use larder::artifact_type::type_word;
 use larder::go_format;
 use larder::reference::Reference;
 use larder_api::v1::Explanation;
@@ -19,6 +20,12 @@ pub(crate) fn lines(requested: &str, explanation: &Explanation) -> Vec<String> {
     let others = image.names.iter().filter(|name| Some(*name) != head);
     lines.extend(others.map(|name| format!("  also named: {name}")));
     lines.push(format!("  id:         {}", image.id));
+    if !image.artifact_type.is_empty() {
+        let word = type_word(&image.artifact_type);
+        let exact =
+            if word == image.artifact_type { String::new() } else { format!(" ({})", image.artifact_type) };
+        lines.push(format!("  type:       {word}{exact}"));
+    }
     let decision = if image.remove { "remove" } else { "retain" };
     lines.push(format!("  next GC:    {decision}: {}", image.why));
     if !explanation.under_pressure.is_empty() {

@@ -1,7 +1,8 @@
 //! The tables and lines of `larder gc`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use larder::artifact_type::type_word;
 use larder::gc::ReclaimableSpace;
 use larder::hint::Hint;
 use larder_api::EnumWord as _;
@@ -225,9 +226,15 @@ fn print_removals(report: &Collection, wide: bool, out: &Printer) {
 }
 
 fn print_retained(report: &Collection, wide: bool, out: &Printer) {
-    let mut table = TextTable::new(["RETAINED", "REASON"]);
+    let types = types(report);
+    let heads = ["RETAINED"].into_iter().chain(types.is_some().then_some("TYPE")).chain(["REASON"]);
+    let mut table = TextTable::new(heads);
     let retained = report.images.iter().filter(|image| !image.remove);
-    let row = |image: &ImageDecision| [names::image_names(&image.names, &image.id, wide), image.why.clone()];
+    let row = |image: &ImageDecision| {
+        let name = names::image_names(&image.names, &image.id, wide);
+        let cells = [name].into_iter().chain(type_of(types.as_ref(), &image.id)).chain([image.why.clone()]);
+        cells.collect::<Vec<_>>()
+    };
     let mut rows: Vec<_> = retained.map(row).collect();
     rows.sort();
     let any = !rows.is_empty();
@@ -284,21 +291,37 @@ fn situation(report: &Collection) -> String {
     }
 }
 
+/// The types of all images by ID, in words; `None` without artifacts.
+fn types(report: &Collection) -> Option<HashMap<&str, &str>> {
+    let has_artifact = report.images.iter().any(|image| !image.artifact_type.is_empty());
+    has_artifact
+        .then(|| report.images.iter().map(|image| (&*image.id, type_word(&image.artifact_type))).collect())
+}
+
+/// The cell with the type of an image; `None` without artifacts.
+fn type_of(types: Option<&HashMap<&str, &str>>, id: &str) -> Option<String> {
+    types.map(|types| types.get(id).copied().unwrap_or_default().to_owned())
+}
+
 fn removals(report: &Collection, wide: bool) -> TextTable {
     let freed = !report.dry_run;
-    let heads = [if freed { "REMOVED" } else { "REMOVE" }, "FREES", "INODES"].into_iter();
-    let mut table = TextTable::new(heads.chain(freed.then_some("FREED")).chain(["REASON"]));
+    let types = types(report);
+    let heads =
+        [if freed { "REMOVED" } else { "REMOVE" }].into_iter().chain(types.is_some().then_some("TYPE"));
+    let heads = heads.chain(["FREES", "INODES"]).chain(freed.then_some("FREED"));
+    let mut table = TextTable::new(heads.chain(["REASON"]));
     for removal in &report.removals {
         let guess = if removal.estimated { "about " } else { "" };
+        let name = names::image_names(&removal.names, &removal.id, wide);
+        let name = [name].into_iter().chain(type_of(types.as_ref(), &removal.id));
         let cells = [
-            names::image_names(&removal.names, &removal.id, wide),
             format!("{guess}{}", size::bytes(removal.promised_bytes)),
             // An estimate of inodes may exceed those of the filesystem.
             if removal.estimated { String::new() } else { removal.promised_inodes.to_string() },
         ];
         let measured = removal.freed_bytes.map_or_else(String::new, size::bytes);
         let measured = freed.then_some(measured);
-        table.row(cells.into_iter().chain(measured).chain([removal.why.clone()]));
+        table.row(name.chain(cells).chain(measured).chain([removal.why.clone()]));
     }
     table
 }

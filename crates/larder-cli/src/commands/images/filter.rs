@@ -1,5 +1,6 @@
 //! `--filter` of `larder images`, with docker's and podman's keys.
 
+use larder::artifact_type::type_matches;
 use larder::reference::Reference;
 
 use super::ImageTableRow;
@@ -30,6 +31,7 @@ pub(super) fn apply(
             ImageFilter::Dangling(wanted) => tests.push(Box::new(move |row| row.tag.is_none() == wanted)),
             ImageFilter::InUse(wanted) => tests.push(Box::new(move |row| row.in_use == Some(wanted))),
             ImageFilter::Reference(pattern) => references.push(pattern),
+            ImageFilter::Type(of) => tests.push(Box::new(move |row| type_matches(&of, &row.artifact_type))),
             ImageFilter::Before(image) => {
                 let limit = created(&image, &rows)?;
                 tests.push(Box::new(move |row| moment(row).is_some_and(|moment| moment < limit)));
@@ -81,6 +83,8 @@ mod tests {
             id: format!("sha256:{name}{}", "0".repeat(60)).into(),
             created: Some(created.to_owned()),
             in_use: Some(in_use),
+            artifact_type: if name == "cccc" { "application/vnd.cncf.model.manifest.v1+json" } else { "" }
+                .into(),
             labels: [("team".to_owned(), name.to_owned())].into(),
             ..ImageTableRow::default()
         };
@@ -112,6 +116,9 @@ mod tests {
             (&["label=team=cccc"], &["cccc"]),
             (&["label=other"], &[]),
             (&["dangling=false", "in-use=false"], &["cccc"]),
+            (&["type=model"], &["cccc"]),
+            (&["type=image"], &["aaaa", "bbbb"]),
+            (&["type=application/vnd.cncf.*"], &["cccc"]),
         ] {
             assert_eq!(named(filters), expected, "{filters:?}");
         }

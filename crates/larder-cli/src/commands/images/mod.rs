@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use larder::age;
+use larder::artifact_type::{IMAGE, type_word};
 use larder::glob;
 use larder::go_format;
 use larder::reference::{ImageId, Reference};
@@ -129,8 +130,10 @@ struct ImageTableRow {
     /// Of an image for other machines, such as `linux/arm64`.
     platform: Option<String>,
     id: ImageId,
-    /// `image`, or the type of an artifact.
+    /// In a word, such as `image` or `model`.
     r#type: String,
+    #[serde(skip)]
+    artifact_type: String,
     size_bytes: u64,
     pinned: bool,
     /// When it was built.
@@ -158,9 +161,8 @@ fn rows(image: &api::Image) -> Vec<ImageTableRow> {
         digest: digest_of(image, repository, platform),
         platform: platform.map(str::to_owned),
         id: image.id.clone().into(),
-        r#type: Some(image.artifact_type.clone())
-            .filter(|kind| !kind.is_empty())
-            .unwrap_or_else(|| IMAGE.to_owned()),
+        r#type: type_word(&image.artifact_type).to_owned(),
+        artifact_type: image.artifact_type.clone(),
         size_bytes: image.size_bytes,
         pinned: image.pinned,
         created: details.created.clone(),
@@ -257,16 +259,6 @@ impl ImageTableRow {
     }
 }
 
-/// The type of images.
-const IMAGE: &str = "image";
-
-/// The type of an artifact in one word, where that is known.
-fn short_type(artifact_type: &str) -> &str {
-    let known = [("application/vnd.cncf.model.", "model"), ("application/vnd.cncf.helm.", "chart")];
-    let known = known.iter().find(|(prefix, _)| artifact_type.starts_with(prefix));
-    known.map_or(artifact_type, |(_, word)| word)
-}
-
 fn table(images: &[ImageTableRow], args: &ImagesArgs, now: Timestamp) -> TextTable {
     let wide = args.output.print_format().is_wide();
     let digests = args.digests || wide;
@@ -282,7 +274,7 @@ fn table(images: &[ImageTableRow], args: &ImagesArgs, now: Timestamp) -> TextTab
         let platform = row.platform_suffix();
         let tag = format!("{}{platform}", row.tag.as_deref().unwrap_or(NONE));
         let mut cells = vec![or_none(Some(&row.repository).filter(|name| !name.is_empty())), tag];
-        cells.extend(types.then(|| short_type(&row.r#type).to_owned()));
+        cells.extend(types.then(|| row.r#type.clone()));
         cells.extend(digests.then(|| {
             let digest = row
                 .digest

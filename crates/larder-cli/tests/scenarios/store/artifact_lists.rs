@@ -71,3 +71,54 @@ fn inspect_shows_annotations_and_the_files_of_an_artifact() {
     assert_eq!(found[0]["info"]["annotations"], json!({ "built-by": "hand" }));
     assert_eq!(found[0]["info"]["artifact"], Value::Null);
 }
+
+#[test]
+fn types_are_words_in_lists_filters_and_keep_rules() {
+    let world = ArtifactWorld::new();
+    let empty = world.layer("application/vnd.oci.empty.v1+json", b"{}", &json!({}));
+    let helm = world.layer("application/vnd.cncf.helm.config.v1+json", b"{\"name\":\"c\"}", &json!({}));
+    let config = r#"{"architecture":"amd64","os":"linux","rootfs":{"type":"layers","diff_ids":[]}}"#;
+    let config = world.layer("application/vnd.oci.image.config.v1+json", config.as_bytes(), &json!({}));
+    let file = |text: &str| world.layer("application/octet-stream", text.as_bytes(), &json!({}));
+    let put = |name: &str, fields: Value| put_manifest(&world, name, &fields);
+    let model =
+        put("models/small:v1", json!({ "artifactType": MODEL, "config": empty, "layers": [file("m")] }));
+    let chart = put("charts/web:1", json!({ "config": helm, "layers": [file("c")] }));
+    let other = put("other:1", json!({ "artifactType": "text/x", "config": empty, "layers": [file("o")] }));
+    let image = put("app:1", json!({ "config": config, "layers": [] }));
+    for name in [&model, &chart, &other, &image] {
+        world.larder(&["pull", "-q", name]).expect(0);
+    }
+    let listed = world.larder(&["images", "-o", "json"]).expect(0).json();
+    let types: Vec<_> = listed.as_array().unwrap().iter().map(|row| row["type"].as_str().unwrap()).collect();
+    assert_eq!(types, ["image", "chart", "model", "text/x"]);
+    for (filter, expected) in
+        [("model", vec![&*model]), ("image", vec![&*image]), ("text/*", vec![&*other]), ("sbom", vec![])]
+    {
+        let listed =
+            world.larder(&["images", "-f", &format!("type={filter}"), "-o", "name"]).expect(0).stdout;
+        assert_eq!(listed.lines().collect::<Vec<_>>(), expected, "{filter}");
+    }
+    let has_row = |output: &str, cells: &[&str]| {
+        let is_row = |line: &str| cells.iter().all(|cell| line.split_whitespace().any(|word| word == *cell));
+        assert!(output.lines().any(is_row), "{cells:?} in {output}");
+    };
+    let usage = world.larder(&["df", "-v"]).expect(0).stdout;
+    has_row(&usage, &["IMAGE", "TYPE", "SIZE"]);
+    has_row(&usage, &[&chart, "chart"]);
+    let why = world.larder(&["explain", &model]).expect(0).stdout;
+    assert!(why.contains(&format!("  type:       model ({MODEL})\n")), "{why}");
+    assert!(!world.larder(&["explain", &image]).expect(0).stdout.contains("type:"));
+
+    let added = world.larder(&["keep", "--type", "model", "--ttl", "1h"]).expect(0).stdout;
+    assert!(added.contains("added keep rule: type model, for 1h0m0s after its last use"), "{added}");
+    let plan = world.larder(&["prune", "-a", "-n"]).expect(0).stdout;
+    has_row(&plan, &["REMOVE", "TYPE"]);
+    has_row(&plan, &[&chart, "chart"]);
+    world.larder(&["prune", "-a", "-f"]).expect(0);
+    let left = world.larder(&["images", "-o", "name"]).expect(0).stdout;
+    assert_eq!(left.trim(), model, "the rule keeps the model");
+    world.larder(&["unkeep", "model"]).expect(0);
+    world.larder(&["prune", "-a", "-f"]).expect(0);
+    assert_eq!(world.larder(&["images", "-q"]).expect(0).stdout, "");
+}

@@ -140,7 +140,7 @@ fn a_model_is_its_files_byte_for_byte_and_takes_the_disk_once() {
     assert_eq!((read("README.md"), read("empty")), (readme, Vec::new()));
 
     let listed = world.larder(&["images", "-o", "json"]).expect(0).json();
-    assert_eq!((&listed[0]["id"], &listed[0]["type"]), (&json!(id), &json!(MODEL)));
+    assert_eq!((&listed[0]["id"], &listed[0]["type"]), (&json!(id), &json!("model")));
     let size = listed[0]["sizeBytes"].as_u64().unwrap();
     assert!(size < weights.len() as u64 + 100_000, "once on the disk: {size}");
     assert!(world.larder(&["images"]).expect(0).stdout.contains("TYPE"), "a column of its own");

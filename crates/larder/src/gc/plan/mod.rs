@@ -94,6 +94,8 @@ pub struct ImageDecision {
     pub id: ImageId,
     /// Its runtime handler, usually empty.
     pub handler: String,
+    /// The type of an artifact; empty for an image.
+    pub artifact_type: String,
     /// Its names.
     pub names: Arc<[String]>,
     /// Size in bytes, as the runtime counts.
@@ -224,6 +226,7 @@ fn decisions(
     let decision = |(index, ((image, alone), decided)): (usize, ((&GcImage, DiskSpace), _))| ImageDecision {
         id: image.id.clone(),
         handler: image.handler.clone(),
+        artifact_type: image.artifact_type.clone(),
         names: Arc::clone(&image.names),
         size: image.size,
         alone,

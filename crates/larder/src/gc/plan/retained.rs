@@ -108,6 +108,7 @@ pub(in crate::gc) fn is_tag(name: &str) -> bool {
 pub(in crate::gc) fn keep_rule_inputs(snapshot: &GcSnapshot) -> Vec<KeepRuleInput<'_>> {
     let inputs = snapshot.images.iter().map(|image| KeepRuleInput {
         id: &image.id,
+        artifact_type: &image.artifact_type,
         names: &image.names,
         labels: snapshot.labels.get(&image.id),
         size: image.size,

@@ -17,6 +17,8 @@ pub struct GcImage {
     pub id: ImageId,
     /// Its runtime handler, usually empty.
     pub handler: String,
+    /// The type of an artifact; empty for an image.
+    pub artifact_type: String,
     /// Its names, with tags and digests.
     pub names: Arc<[String]>,
     /// Size in bytes, as the runtime counts.

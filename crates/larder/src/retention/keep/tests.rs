@@ -2,6 +2,7 @@ use super::*;
 
 struct TestImage {
     id: ImageId,
+    artifact_type: &'static str,
     names: Vec<String>,
     labels: BTreeMap<String, String>,
     size: u64,
@@ -10,7 +11,7 @@ struct TestImage {
 
 fn held(id: &'static str, names: &[&str], size: u64, seen: i64) -> TestImage {
     let names = names.iter().map(|&name| name.to_owned()).collect();
-    TestImage { id: id.into(), names, labels: BTreeMap::new(), size, seen }
+    TestImage { id: id.into(), artifact_type: "", names, labels: BTreeMap::new(), size, seen }
 }
 
 fn seen(images: &[TestImage]) -> Vec<KeepRuleInput<'_>> {
@@ -18,6 +19,7 @@ fn seen(images: &[TestImage]) -> Vec<KeepRuleInput<'_>> {
         .iter()
         .map(|image| KeepRuleInput {
             id: &image.id,
+            artifact_type: image.artifact_type,
             names: &image.names,
             labels: Some(&image.labels),
             size: image.size,
@@ -40,6 +42,30 @@ fn kept(rules: &[KeepRule], images: &[KeepRuleInput<'_>]) -> Vec<Option<usize>> 
 
 fn by_name(name: &str) -> KeepRule {
     KeepRule::new(Selector::Name(name.into()))
+}
+
+#[test]
+fn a_type_selects_artifacts_by_word_and_by_artifact_type() {
+    let model = "application/vnd.cncf.model.manifest.v1+json";
+    let images = [
+        held("image", &["r.example/model:1"], 1, 0),
+        TestImage { artifact_type: model, ..held("model", &["r.example/llm:1"], 1, 0) },
+        TestImage { artifact_type: "application/vnd.example", ..held("other", &[], 1, 0) },
+    ];
+    for (of, expected) in [
+        ("model", &["model"][..]),
+        ("image", &["image"]),
+        (model, &["model"]),
+        ("application/*", &["model", "other"]),
+        ("chart", &[]),
+    ] {
+        assert_eq!(which(&KeepRule::new(Selector::Type(of.into())), 0, &images), expected, "{of}");
+    }
+    let rule =
+        KeepRule { ttl: Some(Duration::from_secs(3600)), ..KeepRule::new(Selector::Type("model".into())) };
+    assert_eq!(rule.to_string(), "type model, for 1h0m0s after its last use");
+    assert!(!rule.needs_all_images(), "it says of each image alone whether it is kept");
+    assert!(KeepRule::new(Selector::Type(" ".into())).problem().is_some());
 }
 
 #[test]
