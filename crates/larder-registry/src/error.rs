@@ -72,6 +72,8 @@ pub enum FetchTarget {
     Config(Digest),
     /// A blob.
     Blob(Digest),
+    /// The content that refers to a manifest or index.
+    Referrers(Digest),
     /// A token to read the repository.
     Token,
     /// The host configuration of the registry.
@@ -86,6 +88,7 @@ impl fmt::Display for FetchTarget {
             FetchTarget::Manifest(reference) => write!(f, "manifest {reference}"),
             FetchTarget::Config(digest) => write!(f, "config {digest}"),
             FetchTarget::Blob(digest) => write!(f, "blob {digest}"),
+            FetchTarget::Referrers(digest) => write!(f, "referrers of {digest}"),
             FetchTarget::Token => f.write_str("token"),
             FetchTarget::Hosts => f.write_str("hosts"),
             FetchTarget::Login => f.write_str("login"),

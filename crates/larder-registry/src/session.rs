@@ -84,6 +84,7 @@ pub(crate) type RequestError = AuthorizationError;
 pub(crate) enum HostCapability {
     Pull,
     Resolve,
+    Referrers,
 }
 
 impl RepositorySession {
@@ -152,7 +153,7 @@ impl RepositorySession {
         request.send(|link| async move { Ok(self.config_at(link, descriptor).await?) }).await
     }
 
-    async fn fetch_manifest(
+    pub(crate) async fn fetch_manifest(
         &self,
         reference: &str,
         digest: Option<&Digest>,
@@ -379,6 +380,7 @@ impl RepositorySession {
         let is_able = |link: &&SessionHost| match capability {
             HostCapability::Pull => link.host.pull,
             HostCapability::Resolve => link.host.resolve,
+            HostCapability::Referrers => link.host.referrers,
         };
         let hosts: Vec<_> = self.links.iter().filter(is_able).collect();
         if hosts.is_empty() {

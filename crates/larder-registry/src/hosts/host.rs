@@ -15,6 +15,8 @@ pub(crate) struct RegistryHost {
     pub(crate) pull: bool,
     /// Capability `resolve`: resolves tags.
     pub(crate) resolve: bool,
+    /// Capability `referrers`: lists what refers to content.
+    pub(crate) referrers: bool,
     /// TLS trust and client certificates.
     pub(crate) tls: TlsSettings,
     /// Header fields added to each request.
@@ -32,6 +34,7 @@ impl RegistryHost {
             base,
             pull: true,
             resolve: true,
+            referrers: true,
             tls: TlsSettings::default(),
             headers: Vec::new(),
             plain_fallback: false,

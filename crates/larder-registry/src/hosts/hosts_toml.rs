@@ -4,7 +4,7 @@
 //! server = "https://registry.example"        # the registry itself, asked last
 //!
 //! [host."https://mirror.example"]            # asked first; several in the order of the file
-//!   capabilities = ["pull", "resolve"]       # default: both
+//!   capabilities = ["pull", "resolve", "referrers"]    # default: all
 //!   ca = "ca.crt"                            # or a list; relative to this file
 //!   client = [["client.cert", "client.key"]] # or files that hold both
 //!   skip_verify = false
@@ -177,14 +177,16 @@ impl HostsTomlReader<'_> {
         value: SpannedValue<'_, '_>,
         host: &mut RegistryHost,
     ) -> Result<(), HostsError> {
-        (host.pull, host.resolve) = (false, false);
+        (host.pull, host.resolve, host.referrers) = (false, false, false);
         for item in self.list(key, value)? {
             match self.text(key, item)?.to_ascii_lowercase().as_str() {
                 "pull" => host.pull = true,
                 "resolve" => host.resolve = true,
+                "referrers" => host.referrers = true,
                 "push" => {}
                 other => {
-                    let problem = format!("unknown capability {other:?}; known are pull, resolve and push");
+                    let problem =
+                        format!("unknown capability {other:?}; known are pull, resolve, referrers and push");
                     return Err(self.problem(key, item.span().start, problem));
                 }
             }

@@ -63,9 +63,11 @@ fn hosts_are_asked_in_the_order_of_the_file_and_the_server_last() {
         [host."http://a.example:5000"]
           capabilities = ["pull"]
         [host."m.example/proxy/hub"]
-          capabilities = ["Resolve", "push"]
+          capabilities = ["Resolve", "push", "referrers"]
     "#;
     let hosts = hosts("docker.io", file).unwrap();
+    let lists: Vec<_> = hosts.iter().map(|host| host.referrers).collect();
+    assert_eq!(lists, [true, false, true, true]);
     let seen: Vec<_> =
         hosts.iter().map(|host| (host.base.as_str(), host.pull, host.resolve, host.is_registry)).collect();
     assert_eq!(

@@ -25,6 +25,50 @@ pub(super) fn list<'de, const N: usize, T: Deserialize<'de>, D: Deserializer<'de
     from.deserialize_any(LimitedList::<N, T>(PhantomData))
 }
 
+/// The first elements of a list.
+#[derive(Debug)]
+pub(crate) struct FirstElements<T> {
+    pub(crate) elements: Vec<T>,
+    /// Whether the list has others behind them, which are neither parsed nor kept.
+    pub(crate) has_more: bool,
+}
+
+/// Parses the first `N` elements of a list; `#[serde(deserialize_with = "bounded::first::<N, _, _>")]`.
+pub(super) fn first<'de, const N: usize, T: Deserialize<'de>, D: Deserializer<'de>>(
+    from: D,
+) -> Result<FirstElements<T>, D::Error> {
+    from.deserialize_any(CutList::<N, T>(PhantomData))
+}
+
+struct CutList<const N: usize, T>(PhantomData<T>);
+
+impl<'de, const N: usize, T: Deserialize<'de>> Visitor<'de> for CutList<N, T> {
+    type Value = FirstElements<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list")
+    }
+
+    fn visit_unit<E>(self) -> Result<FirstElements<T>, E> {
+        Ok(FirstElements { elements: Vec::new(), has_more: false })
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<FirstElements<T>, A::Error> {
+        let mut elements = Vec::new();
+        while elements.len() < N {
+            let Some(element) = list.next_element()? else {
+                return Ok(FirstElements { elements, has_more: false });
+            };
+            elements.push(element);
+        }
+        let mut has_more = false;
+        while let Some(IgnoredAny) = list.next_element()? {
+            has_more = true;
+        }
+        Ok(FirstElements { elements, has_more })
+    }
+}
+
 struct LimitedList<const N: usize, T>(PhantomData<T>);
 
 impl<'de, const N: usize, T: Deserialize<'de>> Visitor<'de> for LimitedList<N, T> {

@@ -25,6 +25,9 @@ pub struct Descriptor {
     /// The platform; in indexes. `None` as well if it names neither a system nor an architecture.
     #[serde(default, deserialize_with = "named_platform")]
     pub platform: Option<Platform>,
+    /// The type of an artifact; in lists of referrers.
+    #[serde(default, deserialize_with = "bounded::or_default")]
+    pub artifact_type: String,
     /// Annotations.
     #[serde(default, deserialize_with = "bounded::texts::<MAX_ANNOTATIONS, _>")]
     pub annotations: BTreeMap<String, String>,
@@ -41,6 +44,7 @@ impl Descriptor {
             digest,
             size,
             platform: None,
+            artifact_type: String::new(),
             annotations: BTreeMap::new(),
             urls: Vec::new(),
         }

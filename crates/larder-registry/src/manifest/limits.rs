@@ -6,6 +6,8 @@ pub const MAX_BYTES: usize = 4 << 20;
 pub(super) const MAX_LAYERS: usize = 500;
 /// Most entries of an index.
 pub(super) const MAX_MANIFESTS: usize = 1000;
+/// Most referrers of one subject that are read.
+pub const MAX_REFERRERS: usize = 1000;
 /// Most annotations and most URLs of one descriptor.
 pub(super) const MAX_ANNOTATIONS: usize = 256;
 /// Longest user and creation time of a config, in bytes. Lists of images show them, and a list is one message of 16

@@ -28,6 +28,7 @@ mod media_type;
 mod platform;
 #[cfg(test)]
 mod properties;
+mod referrers;
 
 pub use artifact::{
     ArtifactFile, ArtifactImage, ArtifactLayer, ArtifactManifest, ResolvedArtifact, archive_id,
@@ -37,7 +38,8 @@ pub use config::ImageConfig;
 pub use descriptor::Descriptor;
 pub use document::{ImageIndex, ImageManifest, ManifestCandidate, ManifestOrIndex};
 pub use error::ManifestError;
-pub use limits::{MAX_BYTES, MAX_DEPTH, MAX_DOCUMENTS};
+pub use limits::{MAX_BYTES, MAX_DEPTH, MAX_DOCUMENTS, MAX_REFERRERS};
 pub(crate) use media_type::ACCEPTED_MANIFESTS;
 pub use media_type::{Compression, MediaType};
 pub use platform::PlatformMatcher;
+pub(crate) use referrers::ReferrerList;

@@ -64,12 +64,14 @@ proptest! {
         let raw = value.to_string();
         let _ = ManifestOrIndex::parse(raw.as_bytes(), &media_type);
         let _ = ImageConfig::parse(raw.as_bytes());
+        let _ = ReferrerList::parse(raw.as_bytes());
     }
 
     #[test]
     fn no_bytes_panic(raw in prop::collection::vec(any::<u8>(), 0..200), media_type in "\\PC{0,40}") {
         let _ = ManifestOrIndex::parse(&raw, &media_type);
         let _ = ImageConfig::parse(&raw);
+        let _ = ReferrerList::parse(&raw);
         let _ = MediaType::of(&media_type);
     }
 

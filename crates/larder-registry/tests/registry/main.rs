@@ -8,6 +8,7 @@ mod failover;
 mod manifests;
 mod real;
 mod redirects;
+mod referrers;
 mod retries;
 mod support;
 mod tls;

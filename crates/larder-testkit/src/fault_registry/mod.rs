@@ -11,6 +11,7 @@ mod auth;
 mod fault;
 mod http;
 mod log;
+mod referrers;
 mod serve;
 
 use std::collections::HashMap;
@@ -49,6 +50,8 @@ struct RegistryContents {
     blobs: HashMap<String, Arc<[u8]>>,
     /// By `REPOSITORY:REFERENCE`.
     manifests: HashMap<String, StoredManifest>,
+    /// How many referrers a page has; `None` without the API of referrers.
+    referrers_page: Option<usize>,
     faults: Vec<fault::InjectedFault>,
     auth: auth::IssuedTokens,
     log: Vec<LoggedRequest>,
@@ -207,6 +210,11 @@ impl FaultRegistry {
             "layers": described});
         let manifest = self.put_manifest(repository, tag, manifest_type, manifest.to_string());
         PutImage { manifest, config, layers: stored }
+    }
+
+    /// From now on, the registry lists manifests by their `subject`, so many on a page.
+    pub fn serve_referrers(&self, page: usize) {
+        self.shared.lock().referrers_page = Some(page);
     }
 
     /// From now on, answers to requests that match go wrong. Of several rules that match, the one given first acts.

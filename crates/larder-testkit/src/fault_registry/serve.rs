@@ -232,6 +232,7 @@ impl super::RegistryContents {
                 }
                 (Some(content), _) => PlannedResponse::new(200, content.clone()),
             },
+            Some((repository, "referrers", subject)) => self.list_referrers(head, repository, subject),
             Some((repository, "tags", "list")) => {
                 let of_it = format!("{repository}:");
                 let tags = self.manifests.keys().filter_map(|key| key.strip_prefix(&of_it));
