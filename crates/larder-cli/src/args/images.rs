@@ -8,6 +8,7 @@ use larder::reference::ImageName;
 
 use super::image_list::{ImageFilter, SortKey};
 use super::platform::PlatformFlag;
+use super::pull_flags::{CredentialArgs, TlsFlags};
 use crate::output::{DataFormat, ListFormat, PrintFormat};
 
 /// List images: names, age, last use, size, and what removing each would free (UNIQUE).
@@ -61,9 +62,9 @@ pub(crate) struct ImagesArgs {
 /// Show all data that the backend has about images, or their layers.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  larder inspect busybox:1.36
-  larder inspect -o yaml sha256:0123...
-  larder inspect --layers busybox:1.36     layers and their other images")]
+  larder inspect -o yaml busybox:1.36
+  larder inspect --layers busybox:1.36     layers and their other images
+  larder inspect --referrers app:1         signatures, SBOMs, attestations")]
 pub(crate) struct InspectArgs {
     /// Names or IDs of images.
     #[arg(value_name = "IMAGE", required = true)]
@@ -76,9 +77,27 @@ pub(crate) struct InspectArgs {
     #[arg(long)]
     pub(crate) layers: bool,
 
-    /// Output format [default: json; with --layers, a tree].
+    /// List signatures, SBOMs and attestations that registries have of the images.
+    ///
+    /// By the referrers API, or else by tags; also by the tags of cosign. For the digest of the index, and for that of
+    /// the manifest for the platform. The images need not be present. This command asks the registry itself, with the
+    /// credentials that a pull by its user has.
+    #[arg(long, conflicts_with = "layers")]
+    pub(crate) referrers: bool,
+
+    /// Only referrers of this type, such as signature, or of this artifact type.
+    #[arg(long, value_name = "TYPE", requires = "referrers")]
+    pub(crate) r#type: Option<String>,
+
+    /// Output format [default: json; with --layers or --referrers, a table].
     #[arg(short, long, visible_alias = "format", value_enum, value_name = "FORMAT")]
     pub(crate) output: Option<DataFormat>,
+
+    #[command(flatten)]
+    pub(crate) tls: TlsFlags,
+
+    #[command(flatten)]
+    pub(crate) credentials: CredentialArgs,
 }
 
 /// Tell by the exit code whether an image is present.

@@ -56,7 +56,7 @@ pub(crate) use kube::KubeArgs;
 #[cfg(feature = "kube")]
 pub(crate) use kube::{KubeCheckArgs, KubeSubcommand};
 pub(crate) use login::{LoginArgs, LogoutArgs};
-pub(crate) use platform::PlatformFlag;
+pub(crate) use platform::{PlatformFlag, is_id};
 pub(crate) use pull_flags::{CredentialArgs, EnsureArgs, PullArgs, PullCallFlags, PullFlags, TlsFlags};
 pub(crate) use serve::ServeArgs;
 pub(crate) use store::{

@@ -52,7 +52,7 @@ impl PlatformFlag {
 }
 
 /// Whether a text is an ID, as lists print it, and no name.
-fn is_id(text: &str) -> bool {
+pub(crate) fn is_id(text: &str) -> bool {
     digits_of_id(text).is_some_and(|digits| text.len() > digits.len() || digits.len() >= SHORT_ID)
 }
 

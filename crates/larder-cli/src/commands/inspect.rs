@@ -1,11 +1,12 @@
 //! `larder inspect`.
 
 mod layers;
+mod referrers;
 
 use std::collections::BTreeMap;
 
 use larder::reference::ImageName;
-use larder_agent::image_name;
+use larder_agent::image_name::{self, InvalidImageName};
 use larder_agent::manifest::{InputPlace, InputProblem};
 use larder_api::v1::{Image, ImagesResponse, InspectRequest, InspectResponse};
 use serde::Serialize;
@@ -22,6 +23,9 @@ use super::images;
 use layers::LayerRecord;
 
 pub(super) async fn run(args: &InspectArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
+    if args.referrers {
+        return referrers::run(args, session).await;
+    }
     let out = &session.out;
     let (names, mut outcome) = names_and_ids(&args.images, out);
     if names.is_empty() {
@@ -70,10 +74,19 @@ pub(super) async fn exists(args: &ExistsArgs, session: &CommandSession) -> Resul
 
 /// The arguments that may name an image, and whether all of them do.
 pub(super) fn names_and_ids<'a>(arguments: &'a [ImageName], out: &Printer) -> (Vec<&'a str>, CommandOutcome) {
+    checked_names(arguments, image_name::check_name_or_id, out)
+}
+
+/// The arguments that pass a check, and whether all of them do.
+fn checked_names<'a>(
+    arguments: &'a [ImageName],
+    check: fn(&str) -> Result<(), InvalidImageName>,
+    out: &Printer,
+) -> (Vec<&'a str>, CommandOutcome) {
     let mut outcome = CommandOutcome::Done;
     let mut names = Vec::new();
     for name in arguments {
-        match image_name::check_name_or_id(name.as_str()) {
+        match check(name.as_str()) {
             Ok(()) => names.push(name.as_str()),
             Err(bad) => {
                 let problem =

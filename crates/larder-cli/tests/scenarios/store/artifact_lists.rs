@@ -122,3 +122,63 @@ fn types_are_words_in_lists_filters_and_keep_rules() {
     world.larder(&["prune", "-a", "-f"]).expect(0);
     assert_eq!(world.larder(&["images", "-q"]).expect(0).stdout, "");
 }
+
+#[test]
+fn inspect_lists_what_refers_to_an_image() {
+    const SBOM: &str = "application/spdx+json";
+    let world = ArtifactWorld::new();
+    let empty = world.layer("application/vnd.oci.empty.v1+json", b"{}", &json!({}));
+    let config = r#"{"architecture":"amd64","os":"linux","rootfs":{"type":"layers","diff_ids":[]}}"#;
+    let config = world.layer("application/vnd.oci.image.config.v1+json", config.as_bytes(), &json!({}));
+    let name = put_manifest(&world, "app:1", &json!({ "config": config, "layers": [] }));
+    let none = world.larder(&["inspect", "--referrers", &name]).expect(0).stdout;
+    assert!(none.contains("no referrers"), "{none}");
+
+    let asked = world.larder(&["inspect", "--referrers", "-o", "json", &name]).expect(0).json();
+    let subject = asked[0]["subjects"][0]["digest"].as_str().unwrap().to_owned();
+    let refer = |tag: &str, fields: Value| {
+        let mut fields = fields;
+        fields["config"] = empty.clone();
+        fields["layers"] = json!([]);
+        fields["subject"] = json!({ "digest": subject });
+        put_manifest(&world, &format!("app:{tag}"), &fields);
+    };
+    let long = "v".repeat(5000);
+    let annotations = json!({ "org.opencontainers.image.created": "2020-01-01T00:00:00Z", "evil": "\u{1b}[2J", "long": long });
+    refer("sbom", json!({ "artifactType": SBOM, "annotations": annotations }));
+    refer("odd", json!({ "artifactType": "odd/\u{1b}[31m" }));
+    let tag = format!("{}.sig", subject.replace(':', "-"));
+    put_manifest(
+        &world,
+        &format!("app:{tag}"),
+        &json!({ "config": empty, "layers": [], "annotations": { "a": "b" } }),
+    );
+    let table = world.larder(&["inspect", "--referrers", &name]).expect(0).stdout;
+    assert!(table.contains(&format!("sha256-{}.sig", &subject[7..20])), "{table}");
+    world.registry.serve_referrers(1);
+
+    let table = world.larder(&["inspect", "--referrers", &name]).expect(0).stdout;
+    assert!(table.contains("sbom") && table.contains("odd/\\u{1b}[31m"), "{table}");
+    assert!(!table.contains('\u{1b}'), "{table:?}");
+    let record =
+        world.larder(&["inspect", "--referrers", "--type", "sbom", "-o", "json", &name]).expect(0).json();
+    let referrers = record[0]["subjects"][0]["referrers"].as_array().unwrap();
+    assert_eq!(referrers.len(), 1, "{record}");
+    assert_eq!(
+        (
+            &referrers[0]["type"],
+            &referrers[0]["artifactType"],
+            &referrers[0]["created"],
+            &referrers[0]["tag"]
+        ),
+        (&json!("sbom"), &json!(SBOM), &json!("2020-01-01T00:00:00Z"), &Value::Null)
+    );
+    assert!(referrers[0]["annotations"]["long"].as_str().unwrap().len() < 1100);
+    let exact = ["inspect", "--referrers", "--type", SBOM, "-o", "json", &name];
+    assert_eq!(world.larder(&exact).expect(0).json(), record);
+
+    let missing = world.larder(&["inspect", "--referrers", &world.registry.image("none:1"), &name]).expect(1);
+    assert!(missing.stderr.contains("not found") && missing.stdout.contains("sbom"), "{missing:?}");
+    let id = world.larder(&["inspect", "--referrers", &subject]).expect(2);
+    assert!(id.stderr.contains("is an ID"), "{id:?}");
+}
