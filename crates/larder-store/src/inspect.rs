@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use larder::backend::ImageDetails;
-use larder::reference::ImageName;
+use larder::reference::{Digest, ImageName};
 use larder_registry::manifest::{
-    ArtifactFile, ArtifactManifest, Descriptor, ImageConfig, ImageManifest, ManifestError, ManifestOrIndex,
+    ArtifactFile, ArtifactLayer, ArtifactManifest, Descriptor, ImageConfig, ImageManifest, ManifestError,
+    ManifestOrIndex,
 };
 use serde::{Deserialize, Serialize};
 
@@ -89,8 +90,8 @@ fn own_manifest(store: &Store, record: &ImageRecord) -> Result<Option<OwnManifes
 #[derive(Debug, Serialize)]
 struct ArtifactInfo<'a> {
     r#type: &'a str,
-    /// One for each blob: manifests have few.
-    files: Vec<ArtifactFileInfo<'a>>,
+    /// One for each path, and for each archive: manifests have few.
+    files: Vec<ArtifactFileInfo>,
     /// Of an artifact in the CNCF model format.
     #[serde(skip_serializing_if = "Option::is_none")]
     model: Option<ModelInfo>,
@@ -99,29 +100,32 @@ struct ArtifactInfo<'a> {
 /// A file or an archive of files.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct ArtifactFileInfo<'a> {
+struct ArtifactFileInfo {
     /// `null` for an archive, which is unpacked.
     path: Option<String>,
     /// Permissions, octal.
     mode: Option<String>,
     /// Bytes as pulled.
     size_bytes: u64,
-    digest: &'a str,
-    media_type: &'a str,
+    digest: Digest,
+    media_type: String,
 }
 
 impl<'a> ArtifactInfo<'a> {
     fn new(manifest: &'a ArtifactManifest, config: &[u8]) -> Result<Self, ManifestError> {
-        let file = |(layer, file): (&'a Descriptor, Option<ArtifactFile>)| {
-            let (path, mode) = file.map(|file| (file.path, format!("{:04o}", file.mode))).unzip();
-            let Descriptor { digest, size, media_type, .. } = layer;
-            ArtifactFileInfo { path, mode, size_bytes: *size, digest: digest.as_str(), media_type }
+        let file = |blob: &Descriptor, file: Option<&ArtifactFile>| {
+            let (path, mode) = file.map(|file| (file.path.clone(), format!("{:04o}", file.mode))).unzip();
+            let Descriptor { digest, size, media_type, .. } = blob.clone();
+            ArtifactFileInfo { path, mode, size_bytes: size, digest, media_type }
+        };
+        let files_of = |ArtifactLayer { blob, files }: ArtifactLayer| {
+            let archive = files.is_empty().then(|| file(&blob, None));
+            files.iter().map(|named| file(&blob, Some(named))).chain(archive).collect::<Vec<_>>()
         };
         let is_model = manifest.config.media_type == MODEL_CONFIG;
-        let contents = manifest.contents(config)?.into_iter().map(|content| content.file);
         Ok(ArtifactInfo {
             r#type: &manifest.artifact_type,
-            files: manifest.layers.iter().zip(contents).map(file).collect(),
+            files: manifest.contents()?.into_iter().flat_map(files_of).collect(),
             model: if is_model { ModelInfo::parse(config) } else { None },
         })
     }
