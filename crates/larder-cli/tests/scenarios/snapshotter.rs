@@ -303,6 +303,7 @@ fn an_artifact_is_an_image_of_containerd_whose_snapshots_have_its_files() {
     let content = fixture.ctr(&["content", "ls", "-q"]);
     assert!(!content.contains(&digest), "its own manifest is none that containerd could read: {content}");
     let config = fixture.ctr(&["content", "get", id.as_str()]);
+    assert!(config.contains("is an artifact: mount it as a volume"), "the event of its container: {config}");
     let mut snapshots = fixture.snapshots();
     assert_eq!(snapshots.len(), 2, "one of each file: {snapshots:?}");
     snapshots.retain(|snapshot| !config.contains(snapshot)); // the lowest has the name of its layer

@@ -152,10 +152,12 @@ impl ArtifactManifest {
         let host = Platform::host();
         let diff_ids: Vec<Digest> = contents.iter().map(ArtifactLayer::diff_id).collect();
         let labels = json!({ TYPE_LABEL: self.artifact_type, MANIFEST_LABEL: manifest.as_str() });
+        // Shown when a container of it is started.
+        let entrypoint = [format!("{} is an artifact: mount it as a volume", self.artifact_type)];
         let config = json!({
             "architecture": host.architecture,
             "os": host.os,
-            "config": { "Labels": labels },
+            "config": { "Entrypoint": entrypoint, "Labels": labels },
             "rootfs": { "type": "layers", "diff_ids": diff_ids },
         });
         config.to_string().into_bytes()
