@@ -314,16 +314,22 @@ async fn is_docker(backend: &Arc<dyn Backend>) -> bool {
     backend.info().await.is_ok_and(|info| info.name == "docker")
 }
 
+/// Users that a refusal names.
+const MAX_USERS: usize = 5;
+
 /// The image is in use by containers of a runtime.
 fn used(users: &[String], containers: &[&str], can_force: bool) -> Error {
     let containers = match containers {
         [one] => format!("the container {one}"),
-        several => format!("the containers {}", several.join(", ")),
+        several => format!("these {} containers", several.len()),
     };
     let remove = Hint::from(format!("remove {containers} first"));
     let force =
         |hint: Hint| hint.text("; or use ").setting("force", "").text(", where the runtime allows it");
-    Error::failed(format!("in use by {}", users.join(", "))).hint(if can_force {
+    let more = users.len().saturating_sub(MAX_USERS);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let named = users[..users.len().min(MAX_USERS)].join(", ");
+    Error::failed(format!("in use by {named}{more}")).hint(if can_force {
         force(remove)
     } else {
         remove
@@ -480,6 +486,14 @@ mod tests {
             ["by-id", "by-name", "by-mount"]
                 .map(|name| format!("container {name} of pod default/web (0123456789abc, running)"))
         );
+    }
+
+    #[test]
+    fn a_refusal_names_few_of_many_users() {
+        let names: Vec<String> = (0..12).map(|number| format!("pod-{number}")).collect();
+        let refused = used(&names, &["main"; 12], false);
+        assert_eq!(refused.message(), "in use by pod-0, pod-1, pod-2, pod-3, pod-4 and 7 more");
+        assert_eq!(refused.next_steps(), [Hint::from("remove these 12 containers first")]);
     }
 
     #[tokio::test]
