@@ -245,6 +245,10 @@ impl ContainerdClient {
                 let request = self.leased(namespace, lease, message)?;
                 client!(self, ContentClient).update(request).await.map(drop)
             }
+            Err(status) if status.code() == Code::FailedPrecondition && !digest.starts_with("sha256:") => {
+                let message = format!("containerd keeps manifests and configs by SHA-256 only, not {digest}");
+                Err(Status::failed_precondition(message))
+            }
             Err(status) => Err(status),
         }
     }

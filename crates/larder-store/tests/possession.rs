@@ -198,7 +198,7 @@ async fn a_registry_that_invents_answers_gets_no_private_layer() {
     let [base, secret] = [0, 1].map(|at: usize| tenants.image.layers[at].clone());
     // Status, length and ranges are those of the private layers; only the bytes are not.
     for digest in [&base, &secret] {
-        tenants.attacker.put_false_blob(digest, vec![0; size]);
+        tenants.attacker.put_blob_as(digest, vec![0; size]);
     }
     tenants.name_private_config(&[(&base, size), (&secret, size)]);
     for fault in
@@ -227,7 +227,7 @@ async fn a_registry_does_not_complete_the_download_of_another() {
     // The end of an archive is known: it is zeros.
     let config = tenants.victim_blob(&private.config);
     tenants.attacker.put_blob(config.clone());
-    tenants.attacker.put_false_blob(&private.layers[0], vec![0; layer.len()]);
+    tenants.attacker.put_blob_as(&private.layers[0], vec![0; layer.len()]);
     tenants.name_config(&private.config, config.len(), &[(&private.layers[0], layer.len())]);
     let error = tenants.pull(&tenants.attacker, "free/app:1").await.unwrap_err();
     assert!(matches!(error, PullError::Unpack { .. }), "{error}");
@@ -476,7 +476,7 @@ impl ReuseWorld {
                 let bytes = random_layer(layer);
                 match holding {
                     Holding::Bytes => drop(registry.put_blob(bytes)),
-                    Holding::Lie => registry.put_false_blob(&layer_digest(layer), lie(&bytes)),
+                    Holding::Lie => registry.put_blob_as(&layer_digest(layer), lie(&bytes)),
                     Holding::Nothing => {}
                 }
             }

@@ -11,6 +11,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use larder::backend::{Backend as _, ImageSpec, ProgressReporter};
+use larder::reference::{Digest, DigestHasher, Platform};
+use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use larder_testkit::fault_registry::FaultRegistry;
 use larder_testkit_peers::containerd::pods::pause_image;
 use larder_testkit_peers::process::{WAIT_LIMIT, poll, wait_until};
@@ -322,6 +324,47 @@ fn an_artifact_is_an_image_of_containerd_whose_snapshots_have_its_files() {
 
     fixture.daemon().remove(&name);
     assert_eq!(fixture.ctr(&["images", "ls", "-q"]).trim(), "");
+    let ended = fixture.daemon.take().expect("larder runs").stop();
+    assert_eq!(ended.code, 0, "{}", ended.stderr);
+}
+
+#[test]
+fn layers_by_sha512_are_snapshots_of_containerd_and_its_documents_are_by_sha256() {
+    let Some(mut fixture) = SnapshotterFixture::new("k8s.io") else { return };
+    let registry = FaultRegistry::start();
+    let sha512 = |bytes: &[u8]| {
+        let mut hasher = DigestHasher::like(&Digest::parse(&format!("sha512:{}", "0".repeat(128))).unwrap());
+        hasher.update(bytes);
+        hasher.finish()
+    };
+    let blob = |media_type: &str, bytes: &[u8], digest: &Digest| {
+        registry.put_blob_as(digest.as_str(), bytes);
+        json!({ "mediaType": media_type, "digest": digest.as_str(), "size": bytes.len() })
+    };
+    let layer = TarBuilder::new().with(TarBuilderEntry::file("file", "content")).finish();
+    let config = json!({ "architecture": Platform::host().architecture, "os": "linux",
+        "rootfs": { "type": "layers", "diff_ids": [sha512(&layer).as_str()] } })
+    .to_string();
+    let manifest_type = "application/vnd.oci.image.manifest.v1+json";
+    let image = |tag: &str, config_digest: &Digest| {
+        let manifest = json!({ "schemaVersion": 2, "mediaType": manifest_type,
+            "config": blob("application/vnd.oci.image.config.v1+json", config.as_bytes(), config_digest),
+            "layers": [blob("application/vnd.oci.image.layer.v1.tar", &layer, &sha512(&layer))] });
+        registry.put_manifest("app", tag, manifest_type, manifest.to_string());
+        registry.image(&format!("app:{tag}"))
+    };
+    let name = image("1", &Digest::sha256(&config));
+    let id = fixture.daemon().pull(&name).unwrap();
+    let cri = client_of(fixture.containerd.socket());
+    let found = fixture.daemon().runtime.block_on(cri.status(&ImageSpec::named(&name))).unwrap();
+    assert_eq!(found.map(|image| image.id.to_string()), Some(id.to_string()));
+    assert_eq!(fixture.snapshots().len(), 1);
+
+    let refused = fixture.daemon().pull(&image("2", &sha512(config.as_bytes()))).unwrap_err().to_string();
+    assert!(
+        refused.contains("containerd keeps manifests and configs by SHA-256 only, not sha512:"),
+        "{refused}"
+    );
     let ended = fixture.daemon.take().expect("larder runs").stop();
     assert_eq!(ended.code, 0, "{}", ended.stderr);
 }

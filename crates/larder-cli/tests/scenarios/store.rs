@@ -2,6 +2,7 @@
 
 mod artifact_lists;
 mod artifacts;
+mod digest_algorithms;
 mod export_failures;
 mod exports;
 mod mounts;

@@ -153,8 +153,9 @@ impl FaultRegistry {
         self.shared.lock().manifests[name].content.to_vec()
     }
 
-    /// Serves these bytes under the digest of another blob, as a registry does that claims to have that blob.
-    pub fn put_false_blob(&self, digest: &str, content: impl Into<Vec<u8>>) {
+    /// Serves these bytes under a digest: theirs by another algorithm, or that of another blob, as a registry does that
+    /// claims to have that blob.
+    pub fn put_blob_as(&self, digest: &str, content: impl Into<Vec<u8>>) {
         self.shared.lock().blobs.insert(digest.to_owned(), content.into().into());
     }
 
@@ -166,15 +167,28 @@ impl FaultRegistry {
         media_type: &str,
         content: impl Into<Vec<u8>>,
     ) -> String {
-        let content: Arc<[u8]> = content.into().into();
+        let content = content.into();
         let digest = digest(&content);
+        self.put_manifest_as(repository, tag, media_type, &digest, content);
+        digest
+    }
+
+    /// Holds a manifest under a tag and under this digest, by which it is known as well.
+    pub fn put_manifest_as(
+        &self,
+        repository: &str,
+        tag: &str,
+        media_type: &str,
+        digest: &str,
+        content: impl Into<Vec<u8>>,
+    ) {
+        let content: Arc<[u8]> = content.into().into();
         let mut state = self.shared.lock();
-        for reference in [tag, &digest] {
-            let (media_type, digest, content) = (media_type.to_owned(), digest.clone(), content.clone());
+        for reference in [tag, digest] {
+            let (media_type, digest, content) = (media_type.to_owned(), digest.to_owned(), content.clone());
             let manifest = StoredManifest { media_type, digest, content };
             state.manifests.insert(format!("{repository}:{reference}"), manifest);
         }
-        digest
     }
 
     /// Holds an image of the given layers, which are stored as they are. The diff ids of its config are those of

@@ -271,7 +271,12 @@ impl ImportEntries {
         let names: Vec<String> = self.places.keys().cloned().collect();
         for name in names {
             let hex = name.strip_suffix(".manifest.json").unwrap_or(&name);
-            if let Ok(digest) = Digest::parse(&format!("sha256:{hex}")) {
+            // Those by another algorithm than SHA-256 may be `sha512-HEX`.
+            let named = |algorithm: &str| {
+                let hex = hex.strip_prefix(&format!("{algorithm}-")).unwrap_or(hex);
+                Digest::parse(&format!("{algorithm}:{hex}")).ok()
+            };
+            if let Some(digest) = ["sha256", "sha384", "sha512"].into_iter().find_map(named) {
                 self.add(blob_name(&digest), EntryLocation::Link(vec![name]))?;
             }
         }
