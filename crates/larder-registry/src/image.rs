@@ -151,6 +151,9 @@ impl RepositorySession {
         let ManifestOrIndex::Artifact(artifact) = manifest.document.clone() else {
             return Err(problem(ManifestError::Ambiguous));
         };
+        if self.refuse_artifacts {
+            return Err(problem(ManifestError::NotAnImage(artifact.artifact_type)));
+        }
         let own_config = match artifact.known_config() {
             Some(raw) => raw.to_vec(),
             None => self.config_or_known(&artifact.config, known).await?.to_vec(),

@@ -44,6 +44,8 @@ pub struct RepositorySession {
     pub(crate) watcher: FetchWatcher,
     /// Where the credential for the registry was found; `None` without one.
     credential: Option<CredentialLocation>,
+    /// Whether documents of an artifact are an error.
+    pub(crate) refuse_artifacts: bool,
 }
 
 /// A host of the session with its shared state.
@@ -96,7 +98,8 @@ impl RepositorySession {
     ) -> RepositorySession {
         let credential = credential.map(|credential| credential.origin.clone());
         let watcher = FetchWatcher::default();
-        RepositorySession { shared, image, links: links.into(), watcher, credential }
+        let refuse_artifacts = false;
+        RepositorySession { shared, image, links: links.into(), watcher, credential, refuse_artifacts }
     }
 
     /// The image of the session.
@@ -114,6 +117,12 @@ impl RepositorySession {
     #[must_use]
     pub fn with_watcher(&self, watcher: impl Fn(FetchNotice) + Send + Sync + 'static) -> RepositorySession {
         RepositorySession { watcher: FetchWatcher::new(watcher), ..self.clone() }
+    }
+
+    /// Returns the session for images of containers: the documents of an artifact are an error.
+    #[must_use]
+    pub fn without_artifacts(&self) -> RepositorySession {
+        RepositorySession { refuse_artifacts: true, ..self.clone() }
     }
 
     /// Returns the session without some of its hosts, for example those that served wrong bytes.

@@ -148,9 +148,14 @@ impl Backend for StoreBackend {
         let invalid =
             |error: ReferenceError| BackendError::caused_by(CallErrorKind::Other, error.kind().clone());
         let name = image.image.reference().map_err(invalid)?;
-        let PullOptions { skip_tls_verify, accept_only_platform } = image.options;
-        let insecure = skip_tls_verify.then(|| self.puller.without_tls_verify());
-        let through = insecure.as_ref().unwrap_or(&self.puller);
+        let PullOptions { skip_tls_verify, accept_only_platform, refuse_artifact } = image.options;
+        let mut through = (*self.puller).clone();
+        if skip_tls_verify {
+            through = through.without_tls_verify();
+        }
+        if refuse_artifact {
+            through = through.without_artifacts();
+        }
         let pulled = if accept_only_platform {
             through.pull_only_platform(name, credential, progress).await
         } else {

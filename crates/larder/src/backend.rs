@@ -44,6 +44,8 @@ pub struct PullOptions {
     pub skip_tls_verify: bool,
     /// Whether to pull an image that the registry has for one other platform only, under its name with that platform.
     pub accept_only_platform: bool,
+    /// Whether the image is for a container: an artifact has no command, and is refused.
+    pub refuse_artifact: bool,
 }
 
 impl ImageSpec {

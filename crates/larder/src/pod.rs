@@ -64,6 +64,11 @@ pub struct ObjectRef {
 }
 
 impl ObjectRef {
+    /// Returns true for one container of a pod.
+    pub fn is_container(&self) -> bool {
+        self.kind == ObjectKind::Pod && !self.field_path.is_empty()
+    }
+
     /// The pod, or the part of it that `field_path` names.
     pub fn new(pod: &Pod, field_path: impl Into<String>) -> Self {
         ObjectRef {

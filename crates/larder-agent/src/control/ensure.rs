@@ -97,7 +97,7 @@ pub(super) fn requests(request: api::EnsureRequest) -> Result<Vec<EnsureRequest>
             sandbox: (!pod.name.is_empty()).then(|| SandboxConfig::of(&pod)),
             secrets: secrets.clone(),
             run: run.clone(),
-            options: PullOptions { skip_tls_verify, accept_only_platform },
+            options: PullOptions { skip_tls_verify, accept_only_platform, ..PullOptions::default() },
             time_limit,
             ..EnsureRequest::new(wanted.image, policy, pod.clone())
         }

@@ -111,9 +111,9 @@ impl ManifestError {
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             ManifestError::SchemaOne => Some("push the image again with a builder or tool newer than 2017"),
-            ManifestError::NotAnImage(_) => {
-                Some("an artifact beside images is none of them; pull it by its digest")
-            }
+            ManifestError::NotAnImage(_) => Some(
+                "a container needs an image; mount an artifact as an image volume, or pull it by its own name",
+            ),
             ManifestError::SeveralArtifacts { .. } => Some("pull one of them by its digest"),
             ManifestError::ForeignLayer { .. } => Some(
                 "push the image again with its base layers, as `--allow-nondistributable-artifacts` does",

@@ -162,9 +162,16 @@ pub struct StorePuller {
     running: PullsInProgress,
     claims: PullClaims,
     reserve: SpaceReserve,
+    refuse_artifacts: bool,
 }
 
 impl StorePuller {
+    /// Returns the puller of images for containers, which refuses artifacts before anything of them is fetched.
+    #[must_use]
+    pub fn without_artifacts(&self) -> StorePuller {
+        StorePuller { refuse_artifacts: true, ..self.clone() }
+    }
+
     /// Returns the puller for pulls that accept any certificate, and plain HTTP where a server does not speak TLS.
     #[must_use]
     pub fn without_tls_verify(&self) -> StorePuller {
@@ -188,6 +195,7 @@ impl StorePuller {
             running: PullsInProgress::default(),
             claims: PullClaims::default(),
             reserve,
+            refuse_artifacts: false,
         }
     }
 
@@ -285,8 +293,11 @@ impl StorePuller {
         workers: &PullWorkers,
     ) -> Result<(ImageDocuments, AcquiredLayers), PullError> {
         let watched = Arc::clone(progress);
-        let session =
+        let mut session =
             self.client.session(name, credential)?.with_watcher(move |notice| watched.notice(&notice));
+        if self.refuse_artifacts {
+            session = session.without_artifacts();
+        }
         // A repeated pull of a present image, as with the policy Always, fetches manifests only.
         let (store, repository) = (self.store.clone(), name.clone());
         let known = move |digest: &Digest| -> Pin<Box<dyn Future<Output = Option<Bytes>> + Send>> {

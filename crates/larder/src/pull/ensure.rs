@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::policy::PullPolicy;
-use crate::backend::{CallErrorKind, PullOptions};
+use crate::backend::{CallErrorKind, Image, PullOptions};
 use crate::credentials::PullSecret;
 use crate::go_format;
 use crate::hint::Hint;
@@ -72,6 +72,17 @@ impl EnsureRequest {
             is_retry: false,
         }
     }
+
+    /// Returns true if a container of the pod is started from the image: it is no image volume.
+    pub fn is_for_container(&self) -> bool {
+        self.target.as_ref().is_some_and(ObjectRef::is_container)
+    }
+
+    /// Why a present image is not used although the pod may: a container cannot be started from an artifact.
+    pub(super) fn refusal(&self, present: &Image) -> Option<EnsureError> {
+        let is_refused = self.is_for_container() && !present.artifact_type.is_empty();
+        is_refused.then(|| EnsureError::artifact(&present.artifact_type))
+    }
 }
 
 /// The plan of [`ImageManager::ensure`](super::ImageManager::ensure) for a request without back-off.
@@ -90,13 +101,16 @@ pub enum EnsurePlan {
 
 impl EnsurePlan {
     /// `present` is the image that a policy that looks for one finds, and whether its pull record allows the use.
-    pub fn of(image: &ImageName, policy: &PullPolicy, present: Option<(ImageId, bool)>) -> EnsurePlan {
-        let present = present.filter(|_| policy.checks_presence_first());
+    pub fn of(request: &EnsureRequest, present: Option<(Image, bool)>) -> EnsurePlan {
+        let present = present.filter(|_| request.policy.checks_presence_first());
         let access_denied = matches!(&present, Some((_, false)));
-        match (present, policy) {
-            (Some((id, true)), _) => EnsurePlan::Present(id),
+        match (present, &request.policy) {
+            (Some((image, true)), _) => {
+                request.refusal(&image).map_or(EnsurePlan::Present(image.id), EnsurePlan::Refused)
+            }
             (_, PullPolicy::Never) => {
-                EnsurePlan::Refused(EnsureError { access_denied, ..EnsureError::never_pull(image) })
+                let error = EnsureError::never_pull(&request.image);
+                EnsurePlan::Refused(EnsureError { access_denied, ..error })
             }
             _ => EnsurePlan::Pull { access_denied },
         }
@@ -213,6 +227,14 @@ impl EnsureError {
         EnsureError { failure: Some(failure), ..EnsureError::new(EnsureReason::ErrImagePull, message) }
     }
 
+    /// A container cannot be started from an artifact.
+    fn artifact(artifact_type: &str) -> Self {
+        let message = format!("not a container image, but an artifact of the type {artifact_type:?}");
+        let hint = Hint::from("mount it in the pod as an image volume");
+        let failure = BackendFailure { kind: CallErrorKind::Other, hint: Some(hint) };
+        EnsureError { failure: Some(failure), ..EnsureError::new(EnsureReason::ErrImagePull, message) }
+    }
+
     /// One text for an absent image and for one that is not permitted: presence is not revealed.
     pub(super) fn never_pull(image: &ImageName) -> Self {
         let quoted = go_format::quote(image.as_str());
@@ -270,8 +292,10 @@ mod tests {
 
     #[test]
     fn a_plan_follows_from_the_policy_and_the_present_image() {
-        let present = |allowed| Some((ImageId::from("sha256:1"), allowed));
-        let of = |policy, present| EnsurePlan::of(&"a:1".into(), &PullPolicy::parse(policy), present);
+        let image = Image { id: "sha256:1".into(), ..Image::default() };
+        let present = |allowed| Some((image.clone(), allowed));
+        let request = |policy| EnsureRequest::new("a:1", PullPolicy::parse(policy), Pod::default());
+        let of = |policy, present| EnsurePlan::of(&request(policy), present);
         let used = EnsurePlan::Present("sha256:1".into());
         let pull = |access_denied| EnsurePlan::Pull { access_denied };
         for (policy, present, plan) in [

@@ -25,7 +25,7 @@ use super::shared_pull::{JoinedPull, SharedPullResult, SharedPulls};
 use super::spans::{ensure_span, note_ensured, note_pulled, pull_span};
 use super::status::{PullStatus, PullTracker};
 use super::times::PullTimeRecorder;
-use crate::backend::{Backend, ImageSpec};
+use crate::backend::{Backend, ImageSpec, PullOptions};
 use crate::credentials::{Credential, LazyCredentialLookup, NodeKeyring};
 use crate::events::{Event, EventReason, EventSink, EventType, LogSink};
 use crate::go_format;
@@ -249,7 +249,7 @@ impl ImageManager {
             annotations: request.pod.annotations.clone(),
             runtime_handler: request.runtime_handler.clone(),
             user_specified_image: ImageName::default(),
-            options: request.options,
+            options: PullOptions { refuse_artifact: request.is_for_container(), ..request.options },
         })
     }
 
@@ -269,7 +269,7 @@ impl ImageManager {
                 self.event(request, EventType::Warning, EventReason::InspectFailed, &message);
                 EnsureError::new(EnsureReason::ImageInspectError, message)
             })?;
-            present = found.map(|image| image.id);
+            present = found;
         }
         labels.present_locally = match (&request.policy, &present) {
             (PullPolicy::Always, _) => TriState::Unknown,
@@ -279,9 +279,16 @@ impl ImageManager {
         if present.is_none() && request.policy == PullPolicy::Never {
             return Err(self.never_pull(request));
         }
-        if let Some(image_ref) = present
-            && let Some(message) = self.may_use(request, &image_ref, lookup).await?
+        if let Some(image) = present
+            && let Some(message) = self.may_use(request, &image.id, lookup).await?
         {
+            if let Some(refusal) = request.refusal(&image) {
+                let quoted = go_format::quote(request.image.as_str());
+                let message = format!("Failed to pull image {quoted}: {}", refusal.message);
+                self.event(request, EventType::Warning, EventReason::Failed, &message);
+                return Err(refusal);
+            }
+            let image_ref = image.id;
             labels.pull_required = TriState::False;
             if !request.ahead_of_kubelet {
                 self.show(&image_ref).await;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use larder::credentials::Credential;
 use larder::events::LogSink;
-use larder::pull::EnsurePlan;
+use larder::pull::{EnsurePlan, EnsureRequest};
 use larder::reference::{Digest, ImageId, ImageName, Reference};
 use larder_agent::NodeOpenError;
 use larder_agent::backend::OpenMode;
@@ -158,7 +158,8 @@ struct Planner<'a> {
     credentials: &'a CredentialSetup,
     registry: RegistryClient,
     layers: HashSet<String>,
-    answers: HashMap<(ImageName, Vec<String>), Result<ImageDocuments, String>>,
+    /// By name, whether it is for a container, and the hashes of the credentials.
+    answers: HashMap<(ImageName, bool, Vec<String>), Result<ImageDocuments, String>>,
 }
 
 impl Planner<'_> {
@@ -166,7 +167,7 @@ impl Planner<'_> {
         let request = &job.request;
         let plan = match &self.pulls {
             Some(pulls) => pulls.plan(request).await?,
-            None => EnsurePlan::of(&request.image, &request.policy, None),
+            None => EnsurePlan::of(request, None),
         };
         match plan {
             EnsurePlan::Present(id) => {
@@ -192,11 +193,12 @@ impl Planner<'_> {
 
     async fn pull_row(&mut self, job: &EnsureJob) -> Result<PlannedRow, Failure> {
         let found = find_credentials(job, self.credentials).await?;
-        let key = (job.request.image.clone(), found.iter().map(|found| found.hash.clone()).collect());
+        let hashes = found.iter().map(|found| found.hash.clone()).collect();
+        let key = (job.request.image.clone(), job.request.is_for_container(), hashes);
         let answer = if let Some(answer) = self.answers.get(&key) {
             answer.clone()
         } else {
-            let answer = fetch_documents(&self.registry, &job.request.image, &found).await;
+            let answer = fetch_documents(&self.registry, &job.request, &found).await;
             self.answers.entry(key).or_insert(answer).clone()
         };
         let credentials = found.iter().map(|credential| FoundCredential {
@@ -215,16 +217,19 @@ impl Planner<'_> {
 /// Fetches manifest and config with each credential in turn, as a pull does, until one succeeds.
 async fn fetch_documents(
     client: &RegistryClient,
-    image: &ImageName,
+    request: &EnsureRequest,
     found: &[Credential],
 ) -> Result<ImageDocuments, String> {
-    let name = image.with_default_tag().and_then(|image| Reference::parse(image.as_str()));
+    let name = request.image.with_default_tag().and_then(|image| Reference::parse(image.as_str()));
     let name = name.map_err(|error| error.to_string())?;
     let platform = name.platform().map_or_else(PlatformMatcher::host, PlatformMatcher::requested);
     let attempts: Vec<_> = if found.is_empty() { vec![None] } else { found.iter().map(Some).collect() };
     let mut failure = String::new();
     for credential in attempts {
-        let session = client.session(&name, credential).map_err(|error| error_chain(&error))?;
+        let mut session = client.session(&name, credential).map_err(|error| error_chain(&error))?;
+        if request.is_for_container() {
+            session = session.without_artifacts();
+        }
         match session.documents(&platform).await {
             Ok(documents) => return Ok(documents),
             Err(error) => failure = error_chain(&error),

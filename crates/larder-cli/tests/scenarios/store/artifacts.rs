@@ -250,7 +250,7 @@ fn an_artifact_with_hostile_content_is_refused_by_name() {
         world.larder(&["pull", &name]).expect(1);
     }
     let false_digest = format!("sha256:{}", "ab".repeat(32));
-    world.registry.put_false_blob(&false_digest, "x");
+    world.registry.put_blob_as(&false_digest, "x");
     let mut layer = titled("file");
     layer["digest"] = json!(false_digest);
     let name = world.put("hostile/digest:1", "text/plain", &[layer]);
@@ -548,4 +548,40 @@ fn artifacts_beyond_the_limits_are_refused_by_name_before_a_blob_is_fetched() {
     let layer = world.layer(LAYER, b"x", &json!({}));
     let name = world.put_with("files/garbage:1", "", &config, &[layer]);
     refused(&name, &format!("config {}", config["digest"].as_str().unwrap()));
+}
+
+#[test]
+fn an_artifact_is_no_image_of_a_container_and_is_one_of_a_volume() {
+    let world = ArtifactWorld::new();
+    let layer = world.layer("text/plain", b"content", &json!({}));
+    let config = world.layer("application/vnd.example.config", b"config", &json!({}));
+    let name = world.put_with("files/one:1", "application/vnd.example", &config, &[layer]);
+    let write = |file: &str, spec: &Value| {
+        let metadata = json!({ "name": "web", "namespace": "shop", "uid": file });
+        let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec });
+        fs_err::write(world.path(file), pod.to_string()).unwrap();
+        world.path(file)
+    };
+    let container = write("container.yaml", &json!({ "containers": [{ "name": "web", "image": name }] }));
+    let volume = write(
+        "volume.yaml",
+        &json!({
+            "containers": [],
+            "volumes": [{ "name": "files", "image": { "reference": name, "pullPolicy": "IfNotPresent" } }],
+        }),
+    );
+    let refused = |arguments: &[&str]| {
+        let refused = world.larder(&[&["ensure", "-f", &container], arguments].concat()).expect(1);
+        let text = r#"not a container image, but an artifact of the type "application/vnd.example""#;
+        assert!((refused.stderr + &refused.stdout).contains(text), "{arguments:?}");
+    };
+    for arguments in [&[][..], &["--dry-run"]] {
+        refused(arguments);
+        assert!(world.registry.requests_for("/blobs/").is_empty(), "{:?}", world.registry.requests());
+    }
+    world.larder(&["ensure", "-f", &volume]).expect(0);
+    // Also where it is present.
+    refused(&[]);
+    refused(&["--dry-run"]);
+    world.larder(&["ensure", &name]).expect(0);
 }
