@@ -180,7 +180,7 @@ async fn a_registry_without_a_private_file_gets_no_artifact_with_it() {
     let digest = tenants.victim.put_blob(weights.clone());
     tenants.pull(&tenants.victim, "private/model:1").await.unwrap();
     tenants.pull(&tenants.attacker, "private/model:1").await.unwrap_err();
-    tenants.attacker.put_false_blob(&digest, vec![0; weights.len()]);
+    tenants.attacker.put_blob_as(&digest, vec![0; weights.len()]);
     tenants.pull(&tenants.attacker, "private/model:1").await.unwrap_err();
     tenants.attacker.put_blob(weights.clone());
     tenants.attacker.forget_requests();

@@ -329,11 +329,7 @@ fn used(users: &[String], containers: &[&str], can_force: bool) -> Error {
     let more = users.len().saturating_sub(MAX_USERS);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     let named = users[..users.len().min(MAX_USERS)].join(", ");
-    Error::failed(format!("in use by {named}{more}")).hint(if can_force {
-        force(remove)
-    } else {
-        remove
-    })
+    Error::failed(format!("in use by {named}{more}")).hint(if can_force { force(remove) } else { remove })
 }
 
 /// The runtime needs the image, for its sandboxes mostly.

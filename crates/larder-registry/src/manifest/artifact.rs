@@ -116,8 +116,8 @@ impl ArtifactManifest {
         Ok(ArtifactImage { artifact, manifest, config: parsed, config_raw })
     }
 
-    /// The blobs as a store unpacks them, each once. Fails if a path leaves the artifact, is a file and a directory, or is
-    /// that of two files, and if a layer would have other content than its type says.
+    /// The blobs as a store unpacks them, each once. Fails if a path leaves the artifact, is a file and a directory, or
+    /// is that of two files, and if a layer would have other content than its type says.
     pub fn contents(&self) -> Result<Vec<ArtifactLayer>, ManifestError> {
         let (mut contents, mut places, mut paths) =
             (Vec::<ArtifactLayer>::new(), BTreeMap::new(), BTreeMap::new());
