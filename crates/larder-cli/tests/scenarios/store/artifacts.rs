@@ -556,6 +556,7 @@ fn an_artifact_is_no_image_of_a_container_and_is_one_of_a_volume() {
     let layer = world.layer("text/plain", b"content", &json!({}));
     let config = world.layer("application/vnd.example.config", b"config", &json!({}));
     let name = world.put_with("files/one:1", "application/vnd.example", &config, &[layer]);
+    world.registry.put_image("app", "1", LAYER, &[TarBuilder::new().finish()], &[]);
     let write = |file: &str, spec: &Value| {
         let metadata = json!({ "name": "web", "namespace": "shop", "uid": file });
         let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec });
@@ -566,7 +567,7 @@ fn an_artifact_is_no_image_of_a_container_and_is_one_of_a_volume() {
     let volume = write(
         "volume.yaml",
         &json!({
-            "containers": [],
+            "containers": [{ "name": "web", "image": world.registry.image("app:1") }],
             "volumes": [{ "name": "files", "image": { "reference": name, "pullPolicy": "IfNotPresent" } }],
         }),
     );
