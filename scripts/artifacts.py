@@ -116,7 +116,7 @@ def contrast(suite):
     with contextlib.ExitStack() as stack:
         snapshotter, suite.snapshotter = suite.snapshotter, False
         stack.callback(setattr, suite, 'snapshotter', snapshotter)
-        _, containerd = suite.runtime(stack, suite.work / 'alone-root', {})
+        larder, containerd = suite.runtime(stack, suite.work / 'alone-root', {})
         cluster = Cluster(suite, containerd.socket, containerd.socket)
         stack.callback(cluster.stop)
         trial = ArtifactTrial(suite, None, cluster, containerd)
@@ -126,6 +126,8 @@ def contrast(suite):
                 suite.check('artifacts', f'containerd alone, {kind}: the pod has no files', found == ['/volume'], ' '.join(found))
             else:
                 suite.check('artifacts', f'containerd alone, {kind}: the pod does not start', True, message_of(cluster, kind))
+        in_front = subprocess.run([larder.program, 'pull', suite.image('files'), '--daemon', f'unix://{larder.socket}'], capture_output=True, text=True)
+        suite.check('artifacts', "larder in front of containerd's images: containerd refuses", 'mismatched image rootfs' in in_front.stderr)
 
 
 class ArtifactTrial:
