@@ -193,6 +193,19 @@ async fn a_caller_that_leaves_changes_nothing_for_the_others_and_the_last_one_ca
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_caller_that_takes_artifacts_tries_for_itself_what_a_container_did_not_get() {
+    let node = node(PullConfig::default());
+    node.backend.hold_pulls();
+    let (container, pull) = (node.ensure(pod(None)).await, node.pull(APP, None).await);
+    assert_eq!(node.backend.counts().running, 1, "they share a pull");
+    node.backend.finish_pull(ScriptedPull::fails("an artifact")).expect("that of the container");
+    container.await.unwrap().unwrap_err();
+    settle().await;
+    node.backend.finish_pull(ScriptedPull::ok("sha256:app", 7)).expect("its own");
+    assert_eq!(pull.await.unwrap(), Ok("sha256:app".into()));
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_image_pulled_with_a_credential_serves_only_its_holders() {
     let node = node(PullConfig::default());
     node.backend.hold_pulls();

@@ -85,9 +85,9 @@ pub(crate) struct InspectArgs {
     #[arg(long, conflicts_with = "layers")]
     pub(crate) referrers: bool,
 
-    /// Only referrers of this type, such as signature, or of this artifact type.
+    /// Only referrers of this artifact type, or of a type in a word, such as sbom.
     #[arg(long, value_name = "TYPE", requires = "referrers")]
-    pub(crate) r#type: Option<String>,
+    pub(crate) artifact_type: Option<String>,
 
     /// Output format [default: json; with --layers or --referrers, a table].
     #[arg(short, long, visible_alias = "format", value_enum, value_name = "FORMAT")]

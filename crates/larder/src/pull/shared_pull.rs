@@ -23,7 +23,7 @@ use crate::reference::ImageName;
 use crate::scheduler::WorkDemand;
 
 /// Identity of a pull: the name as sent to the runtime, the runtime handler, its options, and whether the image is
-/// hidden.
+/// hidden. Callers that take an artifact share the pulls of those that refuse it: of an image they are the same.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct SharedPullKey {
     image: ImageName,
@@ -37,7 +37,7 @@ impl SharedPullKey {
         SharedPullKey {
             image: job.spec.image.clone(),
             runtime_handler: job.spec.runtime_handler.clone(),
-            options: job.spec.options,
+            options: PullOptions { refuse_artifact: false, ..job.spec.options },
             hides: job.hide_in.is_some(),
         }
     }
@@ -57,6 +57,8 @@ pub(super) struct SharedPullResult {
     tried: Vec<Credential>,
     /// Their owner.
     credential_owner: CredentialOwner,
+    /// Whether the pull would fail for an artifact.
+    refused_artifact: bool,
     /// The back-off keys for which this outcome was counted.
     counted: Mutex<HashSet<String>>,
 }
@@ -67,6 +69,7 @@ impl SharedPullResult {
             result,
             tried: job.credentials,
             credential_owner: job.credential_owner,
+            refused_artifact: job.spec.options.refuse_artifact,
             counted: Mutex::default(),
         }
     }
@@ -94,7 +97,7 @@ impl SharedPullResult {
     ///
     /// A success applies to callers that could have achieved it: all if it was anonymous, all pods if it used the
     /// node's credential, else those with the credential that worked. A failure applies to callers with exactly the
-    /// same candidates.
+    /// same candidates, and not to one that takes an artifact which the pull may have refused.
     pub(super) fn applies_to(&self, job: &PullJob) -> bool {
         let candidates = &job.credentials;
         let is_pod = job.credential_owner == CredentialOwner::Pod;
@@ -104,7 +107,8 @@ impl SharedPullResult {
                     || candidates.iter().any(|candidate| same_login(candidate, used))
             }),
             Err(_) => {
-                self.tried.len() == candidates.len()
+                (job.spec.options.refuse_artifact || !self.refused_artifact)
+                    && self.tried.len() == candidates.len()
                     && self
                         .tried
                         .iter()

@@ -41,7 +41,7 @@ pub(super) async fn run(args: &InspectArgs, session: &CommandSession) -> Result<
         credential_setup::gather(&args.credentials, TokenPolicy::Keep, names.iter().copied(), out)?;
     let (_, config) = session.config(&ImageAccess::read().of_store())?;
     let client = args.tls.client(config.registry.clone());
-    let artifact_type = args.r#type.as_deref();
+    let artifact_type = args.artifact_type.as_deref();
     let mut records = Vec::new();
     for name in names {
         let found = credentials.sources.lookup(&ImageName::from(name), &[], &Pod::default()).await;

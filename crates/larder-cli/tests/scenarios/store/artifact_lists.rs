@@ -160,8 +160,10 @@ fn inspect_lists_what_refers_to_an_image() {
     let table = world.larder(&["inspect", "--referrers", &name]).expect(0).stdout;
     assert!(table.contains("sbom") && table.contains("odd/\\u{1b}[31m"), "{table}");
     assert!(!table.contains('\u{1b}'), "{table:?}");
-    let record =
-        world.larder(&["inspect", "--referrers", "--type", "sbom", "-o", "json", &name]).expect(0).json();
+    let record = world
+        .larder(&["inspect", "--referrers", "--artifact-type", "sbom", "-o", "json", &name])
+        .expect(0)
+        .json();
     let referrers = record[0]["subjects"][0]["referrers"].as_array().unwrap();
     assert_eq!(referrers.len(), 1, "{record}");
     assert_eq!(
@@ -174,7 +176,7 @@ fn inspect_lists_what_refers_to_an_image() {
         (&json!("sbom"), &json!(SBOM), &json!("2020-01-01T00:00:00Z"), &Value::Null)
     );
     assert!(referrers[0]["annotations"]["long"].as_str().unwrap().len() < 1100);
-    let exact = ["inspect", "--referrers", "--type", SBOM, "-o", "json", &name];
+    let exact = ["inspect", "--referrers", "--artifact-type", SBOM, "-o", "json", &name];
     assert_eq!(world.larder(&exact).expect(0).json(), record);
 
     let missing = world.larder(&["inspect", "--referrers", &world.registry.image("none:1"), &name]).expect(1);
