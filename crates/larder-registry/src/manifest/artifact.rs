@@ -375,7 +375,7 @@ mod tests {
             &"n".repeat(256),
         ] {
             let error = artifact(vec![titled(path)]).contents().unwrap_err();
-            assert!(matches!(error, ManifestError::ArtifactPath { .. }), "{path:?}: {error}");
+            assert!(error.to_string().starts_with("path \""), "{path:?}: {error}");
         }
         let twice = |other: Descriptor| artifact(vec![titled("a"), other]).contents();
         assert!(twice(titled("a")).is_ok(), "one file twice");

@@ -75,7 +75,7 @@ pub enum ManifestError {
         offered: Vec<String>,
     },
     /// A layer of an artifact has no place there.
-    #[error("{path:?}: {problem}")]
+    #[error("path {path:?} of a file: {problem}")]
     ArtifactPath {
         /// The path that the manifest names, at most 200 characters.
         path: String,
