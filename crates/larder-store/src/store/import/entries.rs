@@ -272,11 +272,11 @@ impl ImportEntries {
         for name in names {
             let hex = name.strip_suffix(".manifest.json").unwrap_or(&name);
             // Those by another algorithm than SHA-256 may be `sha512-HEX`.
-            let named = |algorithm: &str| {
+            let digest_by = |algorithm: &str| {
                 let hex = hex.strip_prefix(&format!("{algorithm}-")).unwrap_or(hex);
                 Digest::parse(&format!("{algorithm}:{hex}")).ok()
             };
-            if let Some(digest) = ["sha256", "sha384", "sha512"].into_iter().find_map(named) {
+            if let Some(digest) = ["sha256", "sha384", "sha512"].into_iter().find_map(digest_by) {
                 self.add(blob_name(&digest), EntryLocation::Link(vec![name]))?;
             }
         }
