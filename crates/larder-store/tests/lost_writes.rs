@@ -219,7 +219,7 @@ fn a_download_whose_writes_are_lost_does_not_become_a_layer() {
     let Some(disk) = OverbookedDisk::new() else { return };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let registry = FaultRegistry::start();
-    let weights = vec![b'x'; 12 << 20];
+    let weights = vec![b'x'; 24 << 20];
     let blob = registry.put_blob(weights.clone());
     let layer = json!({"mediaType": "application/octet-stream", "digest": blob, "size": weights.len()});
     let config = registry.put_blob("{}");
@@ -237,10 +237,10 @@ fn a_download_whose_writes_are_lost_does_not_become_a_layer() {
 
     let store = disk.open();
     commit(&store, "first", self::layer(&store, "first")).unwrap();
-    registry.fault(FaultTrigger::path(&blob), ResponseFault::StallAfter(8 << 20));
+    registry.fault(FaultTrigger::path(&blob), ResponseFault::StallAfter(20 << 20));
     runtime.block_on(async {
         let downloaded = async {
-            while store.usage().unwrap().ingest.bytes < 7 << 20 {
+            while store.usage().unwrap().ingest.bytes < 19 << 20 {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };

@@ -103,6 +103,12 @@ pub trait DiskFile: fmt::Debug + Send + Sync {
         let _ = bytes;
     }
 
+    /// Forgets what is in memory of content that was written to the disk: it is read from there. Without effect where
+    /// there is no such memory.
+    fn drop_cache(&self) -> io::Result<()> {
+        Ok(())
+    }
+
     /// Cuts the file, or extends it with zeros that take no room.
     fn set_len(&self, len: u64) -> io::Result<()>;
 

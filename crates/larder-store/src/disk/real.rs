@@ -105,6 +105,11 @@ impl DiskFile for RealFile {
         let _ = rustix::fs::fallocate(&self.file, FallocateFlags::KEEP_SIZE, 0, bytes);
     }
 
+    fn drop_cache(&self) -> io::Result<()> {
+        let dropped = rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::DontNeed);
+        dropped.map_err(|error| explain("drop the cache of", &self.path, &error.into()))
+    }
+
     fn set_len(&self, len: u64) -> io::Result<()> {
         self.file.set_len(len).map_err(|error| explain("resize", &self.path, &error))
     }

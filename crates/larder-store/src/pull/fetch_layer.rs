@@ -226,8 +226,16 @@ impl LayerFetch {
             if error.is_wrong_bytes() { RetryAdvice::After(Duration::ZERO) } else { RetryAdvice::GiveUp }
         };
         let policy = RetryPolicy::fixed(WRONG_BYTES_ATTEMPTS, Duration::ZERO);
+        if !self.planned.files.is_empty() {
+            let ingest = ingest.clone();
+            self.worker.blocking(move || ingest.begin_layer()).await??;
+        }
         let staged = retry(&policy, &(), advice, attempt).await?;
-        ingest.close();
+        if self.planned.files.is_empty() {
+            ingest.close();
+        } else {
+            self.worker.blocking(move || ingest.end_layer()).await??;
+        }
         Ok(staged)
     }
 

@@ -31,6 +31,9 @@ use crate::erofs::digest::BLOB_START;
 /// How many new bytes go unnoted: what a killed process fetches again at most, beside what it had in memory.
 const NOTE_EVERY: u64 = 1 << 20;
 
+/// How many new bytes of a blob that becomes a layer are synced at a time: most are on the disk when the last one comes.
+const SYNC_EVERY: u64 = 64 << 20;
+
 /// Largest note that is read, in bytes.
 const MAX_NOTE: u64 = 64 << 10;
 
@@ -65,6 +68,10 @@ struct IngestExtents {
     durable: ByteRanges,
     /// Bytes that came since the note was written.
     unnoted: u64,
+    /// Bytes that came since the last sync.
+    unsynced: u64,
+    /// The file becomes that of a layer.
+    becomes_layer: bool,
     synced: Instant,
     /// How often all bytes were forgotten.
     round: u64,
@@ -95,6 +102,8 @@ impl Store {
             durable,
             present,
             unnoted: 0,
+            unsynced: 0,
+            becomes_layer: false,
             synced: Instant::now(),
             round: 0,
             stopped: None,
@@ -150,6 +159,7 @@ impl IngestFile {
             let mut state = self.0.state();
             extents::add(&mut state.present, offset..end);
             state.unnoted += bytes.len() as u64;
+            state.unsynced += bytes.len() as u64;
             self.0.changed.notify_all();
             state.unnoted >= NOTE_EVERY
         };
@@ -212,8 +222,32 @@ impl IngestFile {
         self.0.dir.join(DATA)
     }
 
-    /// Moves the file to `layer`: it has become the file of a layer. Fails if the disk did not take some of the bytes,
-    /// also of an earlier fetch; then all are forgotten.
+    /// Begins a fetch of which the file [becomes](IngestFile::become_layer) that of a layer. What an earlier process has
+    /// written and not synced is read from the disk: some of it may not have come there.
+    pub(crate) fn begin_layer(&self) -> Result<(), StoreError> {
+        let unsure = {
+            let mut state = self.0.state();
+            state.becomes_layer = true;
+            state.present != state.durable
+        };
+        if unsure {
+            let doing = "read a blob from the disk";
+            self.0.sync().and_then(|()| self.0.data()?.drop_cache()).context(doing)?;
+        }
+        Ok(())
+    }
+
+    /// Syncs the blob, of which all bytes have come, and closes the file. Fails if the disk did not take some of them;
+    /// then all are forgotten. To be called while the file is open since the first write: later, the kernel may not tell
+    /// of them.
+    pub(crate) fn end_layer(&self) -> Result<(), StoreError> {
+        self.0.sync().context("sync a blob")?;
+        self.close();
+        Ok(())
+    }
+
+    /// Moves the file to `layer`: it has become the file of a layer. Fails if the disk did not take what was added since
+    /// [`end_layer`](IngestFile::end_layer).
     pub(crate) fn become_layer(&self, layer: &Path) -> Result<(), StoreError> {
         let doing = "turn a blob into a layer";
         self.0.sync().context(doing)?;
@@ -273,7 +307,11 @@ impl IngestInner {
 
     /// Syncs written bytes if the last sync is old enough; returns whether it did.
     fn sync_if_due(&self) -> io::Result<bool> {
-        let due = self.state().synced.elapsed() >= self.store.config.ingest_sync;
+        let due = {
+            let state = self.state();
+            let early = state.becomes_layer && state.unsynced >= SYNC_EVERY;
+            early || state.synced.elapsed() >= self.store.config.ingest_sync
+        };
         if due {
             self.sync()?;
         }
@@ -286,10 +324,14 @@ impl IngestInner {
         let (present, round) = {
             let mut state = self.state();
             state.synced = Instant::now(); // writers during the sync continue
+            state.unsynced = 0;
             (state.present.clone(), state.round)
         };
         if let Err(error) = self.data()?.sync_data() {
-            self.forget()?;
+            if self.forget().is_err() {
+                // A full disk, which has no room for a new note: no note promises nothing.
+                self.store.disk.remove_file(&self.dir.join(EXTENTS))?;
+            }
             return Err(error);
         }
         let mut state = self.state();

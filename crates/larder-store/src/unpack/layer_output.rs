@@ -23,7 +23,7 @@ use crate::erofs::digest::{BLOB_START, PieceHasher};
 /// file of 1 GB takes a third of the time that it takes with single pages.
 const BUFFER: usize = 128 << 10;
 
-/// A new file, hashed while it is written.
+/// The file of a layer, hashed while it is written.
 pub(super) struct LayerOutput {
     path: PathBuf,
     /// `None` while the layer waits for the layers below: it may be one of many.
@@ -71,7 +71,7 @@ impl LayerOutput {
     }
 
     /// Begins with a file that has an empty block and this blob, which will be appended first: they are not written
-    /// again.
+    /// again. Whoever wrote the blob syncs it: a sync here would take the error of a lost write away.
     pub(super) fn around(
         path: &Path,
         blob: (u64, &Digest),
@@ -79,6 +79,9 @@ impl LayerOutput {
     ) -> io::Result<LayerOutput> {
         let file = fs_err::OpenOptions::new().read(true).write(true).open(path)?.into_parts().0;
         let present = BLOB_START.saturating_add(blob.0);
+        // An earlier attempt may have left the metadata of its layer behind the blob.
+        file.set_len(present)?;
+        let options = &UnpackOptions { write_behind: None, ..options.clone() };
         Ok(LayerOutput { present, ..LayerOutput::new(path, file, PieceHasher::new(Some(blob)), options) })
     }
 
