@@ -308,8 +308,7 @@ fn check(image: &ImageCommit) -> Result<ImageConfig, StoreError> {
     let config = ImageConfig::parse(bytes)
         .map_err(|cause: ManifestError| StoreError::Config { id: id.clone(), cause: Box::new(cause) })?;
     let given = image.layers.iter().map(|layer| &layer.layer.record().facts.diff_id);
-    // An artifact's config may know nothing of layers.
-    if !config.diff_ids.is_empty() && !given.eq(config.diff_ids.iter()) {
+    if !given.eq(config.diff_ids.iter()) {
         return Err(StoreError::WrongLayers { id: id.clone() });
     }
     Ok(config)
@@ -363,6 +362,11 @@ fn merge(record: &mut ImageRecord, before: ImageRecord) {
         if !record.manifests.contains(&manifest) && record.manifests.len() < MAX_MANIFESTS {
             record.manifests.push(manifest);
         }
+    }
+    // Anybody may name the made config of an artifact as that of an image.
+    if record.artifact_config.is_none() {
+        record.artifact_type = before.artifact_type;
+        record.artifact_config = before.artifact_config;
     }
     record.pinned |= before.pinned;
     record.preloaded |= before.preloaded;
