@@ -154,6 +154,8 @@ impl RepositorySession {
         if self.refuse_artifacts {
             return Err(problem(ManifestError::NotAnImage(artifact.artifact_type)));
         }
+        // Before its config is fetched.
+        artifact.contents().map_err(problem)?;
         let own_config = match artifact.known_config() {
             Some(raw) => raw.to_vec(),
             None => self.config_or_known(&artifact.config, known).await?.to_vec(),

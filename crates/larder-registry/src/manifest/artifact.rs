@@ -340,9 +340,9 @@ mod tests {
         let named = |title: &str| Descriptor { digest: blob.digest.clone(), ..titled(title) };
         let contents =
             artifact(vec![named("a"), titled("other"), named("b/c"), named("a")]).contents().unwrap();
-        let names: Vec<Vec<&str>> =
+        let paths: Vec<Vec<&str>> =
             contents.iter().map(|content| content.files.iter().map(|file| &*file.path).collect()).collect();
-        assert_eq!(names, [vec!["a", "b/c"], vec!["other"]]);
+        assert_eq!(paths, [vec!["a", "b/c"], vec!["other"]]);
         let ids =
             [vec![named("a")], vec![named("a"), named("b/c")], vec![named("a"), named("b"), named("c")]];
         let ids = ids.map(|layers| artifact(layers).contents().unwrap()[0].diff_id());

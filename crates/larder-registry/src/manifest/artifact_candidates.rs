@@ -6,47 +6,45 @@ use larder::reference::Digest;
 
 use super::ManifestError;
 
-/// Artifacts that were met in the search for an image, best first.
-#[derive(Debug)]
-pub struct ArtifactCandidates<T>(Vec<ArtifactCandidate<T>>);
+/// Longest type of an artifact that is described, in characters.
+const MAX_TYPE: usize = 200;
 
+/// Artifacts that were met in the search for an image. Only the best one is kept: each is a document of megabytes.
 #[derive(Debug)]
-struct ArtifactCandidate<T> {
-    artifact: T,
-    /// Whether an index declares its platform, which fits.
-    matches: bool,
-    /// Its type and digest.
-    description: String,
+pub struct ArtifactCandidates<T> {
+    /// The best one, and if it is for the platform.
+    best: Option<(T, bool)>,
+    /// Types and digests of all.
+    descriptions: Vec<String>,
 }
 
 impl<T> Default for ArtifactCandidates<T> {
     fn default() -> Self {
-        ArtifactCandidates(Vec::new())
+        ArtifactCandidates { best: None, descriptions: Vec::new() }
     }
 }
 
 impl<T> ArtifactCandidates<T> {
     /// Adds an artifact; `matches` if an index declares its platform, which fits.
     pub fn add(&mut self, artifact: T, matches: bool, artifact_type: &str, digest: &Digest) {
-        let description = format!("{artifact_type} {digest}");
-        self.0.push(ArtifactCandidate { artifact, matches, description });
+        let artifact_type: String = artifact_type.chars().take(MAX_TYPE).collect();
+        self.descriptions.push(format!("{artifact_type} {digest}"));
+        if self.best.as_ref().is_none_or(|(_, best_matches)| matches && !best_matches) {
+            self.best = Some((artifact, matches));
+        }
     }
 
     /// The artifact that the index stands for: the one for the platform, or the only one of an index without
     /// platforms. `None` if there is no such artifact.
     pub fn choose(self, has_platforms: bool) -> Result<Option<T>, ManifestError> {
-        let mut found = self.0;
-        if let Some(at) = found.iter().position(|candidate| candidate.matches) {
-            return Ok(Some(found.swap_remove(at).artifact));
+        match self.best {
+            Some((artifact, true)) => Ok(Some(artifact)),
+            _ if has_platforms => Ok(None),
+            _ if self.descriptions.len() > 1 => {
+                Err(ManifestError::SeveralArtifacts { artifacts: self.descriptions })
+            }
+            best => Ok(best.map(|(artifact, _)| artifact)),
         }
-        if has_platforms {
-            return Ok(None);
-        }
-        if found.len() > 1 {
-            let artifacts = found.into_iter().map(|candidate| candidate.description).collect();
-            return Err(ManifestError::SeveralArtifacts { artifacts });
-        }
-        Ok(found.pop().map(|candidate| candidate.artifact))
     }
 }
 

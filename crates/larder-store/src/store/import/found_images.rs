@@ -26,7 +26,7 @@ pub(super) struct FoundImages {
     /// The error of the first manifest that was left out, for an archive without an image.
     first_error: Option<ImportError>,
     /// Platforms of the images that were left out.
-    offered: Vec<String>,
+    pub(super) offered: Vec<String>,
 }
 
 impl FoundImages {
@@ -106,7 +106,7 @@ pub(super) struct PlatformSearch<'a> {
     /// Present manifests for other platforms.
     pub(super) other_platforms: Vec<LeftOutManifest>,
     documents: usize,
-    offered: Vec<String>,
+    pub(super) offered: Vec<String>,
     first_error: Option<ImportError>,
 }
 

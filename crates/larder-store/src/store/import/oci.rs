@@ -56,7 +56,7 @@ fn images_of(
         return Err(ImportError::NoImages);
     };
     let found = find_images(entries, &index, more_names, platform, is_named)?;
-    if !found.images.is_empty() {
+    if !found.images.is_empty() || !found.offered.is_empty() {
         return Ok(found);
     }
     // A layout may have an artifact alone, without a name.
