@@ -63,7 +63,9 @@ impl RepositorySession {
         subject: &Digest,
         artifact_type: Option<&str>,
     ) -> Result<Referrers, FetchError> {
-        let tag = subject.as_str().replace(':', "-");
+        // Tags have no room for all digits of a longer digest.
+        let digits = subject.hex().get(..64).unwrap_or(subject.hex());
+        let tag = format!("{}-{digits}", subject.algorithm());
         let listed = match self.listed_referrers(subject, artifact_type).await? {
             Some(listed) => listed,
             None => self.tagged_referrers(subject, &tag).await?,
@@ -87,9 +89,10 @@ impl RepositorySession {
         artifact_type: Option<&str>,
     ) -> Result<Option<Referrers>, FetchError> {
         let target = FetchTarget::Referrers(subject.clone());
-        let has_api = self.links().iter().any(|link| link.host.referrers);
-        let capability = if has_api { HostCapability::Referrers } else { HostCapability::Resolve };
-        let request = self.host_request(target, capability)?;
+        if !self.links().iter().any(|link| link.host.referrers) {
+            return Ok(None);
+        }
+        let request = self.host_request(target, HostCapability::Referrers)?;
         let read = |link| async move {
             let mut url = self.url(link, "referrers", subject.as_str());
             if let Some(artifact_type) = artifact_type {

@@ -49,7 +49,9 @@ pub(super) fn of(
     };
     let archives = mine.iter().filter(is_archive).count();
     let steps = if steps.len() + archives == mine.len() { steps } else { Vec::new() };
-    let files = info.get("artifact").and_then(|artifact| artifact["files"].as_array());
+    // The paths of one blob follow each other.
+    let mut files = info.get("artifact").and_then(|artifact| artifact["files"].as_array()).cloned();
+    files.iter_mut().for_each(|files| files.dedup_by(|file, before| file["digest"] == before["digest"]));
     let files = files.filter(|files| files.len() == mine.len());
     let others: Vec<_> =
         listed.images.iter().filter(|other| other.id != id).map(|other| (other, layers_of(other))).collect();
@@ -64,7 +66,7 @@ pub(super) fn of(
             estimated: layer.estimated,
             shared_with,
             created_by: steps.get(at).cloned(),
-            path: files.and_then(|files| files[at]["path"].as_str().map(str::to_owned)),
+            path: files.as_ref().and_then(|files| files[at]["path"].as_str().map(str::to_owned)),
         })
     };
     Some(mine.iter().enumerate().filter_map(record).collect())

@@ -145,17 +145,12 @@ impl From<Referrer> for ReferrerRecord {
         } else {
             descriptor.artifact_type
         };
-        let mut annotations = descriptor.annotations;
-        for value in annotations.values_mut() {
-            if let Some((end, _)) = value.char_indices().nth(MAX_VALUE) {
-                value.truncate(end);
-                value.push('\u{2026}');
-            }
-        }
+        let annotations = descriptor.annotations.into_iter().map(|(key, value)| (cut(key), cut(value)));
+        let annotations: BTreeMap<_, _> = annotations.collect();
         ReferrerRecord {
             r#type: type_word(&artifact_type).to_owned(),
-            artifact_type,
-            media_type: descriptor.media_type,
+            artifact_type: cut(artifact_type),
+            media_type: cut(descriptor.media_type),
             digest: descriptor.digest,
             size_bytes: descriptor.size,
             created: annotations.get(CREATED).cloned(),
@@ -163,6 +158,15 @@ impl From<Referrer> for ReferrerRecord {
             annotations,
         }
     }
+}
+
+/// A text of a registry, of a length that fits a table.
+fn cut(mut text: String) -> String {
+    if let Some((end, _)) = text.char_indices().nth(MAX_VALUE) {
+        text.truncate(end);
+        text.push('\u{2026}');
+    }
+    text
 }
 
 impl ImageReferrers {
