@@ -307,7 +307,7 @@ impl StorePuller {
         };
         let platform = self.matcher(name.platform());
         let documents = session.documents_with_known_configs(&platform, &known);
-        let documents = traced_resolve(name, documents).await?;
+        let documents = Box::pin(traced_resolve(name, documents)).await?;
         let login = TransferLogin::from(credential);
         let origin = LayerOrigin::Registry { session, progress: Arc::clone(progress), login };
         let plan = PullPlan::of(&documents);
