@@ -32,7 +32,8 @@ pub(crate) fn image_details(
             let layers = record.layers.iter().map(|layer| store.layer(&layer.key));
             let layers = layers.collect::<Result<Vec<_>, _>>()?;
             let platform = puller.platform_of(&record);
-            add("warnings", json(&image_warnings(&parsed, &platform, layers.iter().flatten())));
+            let config = Some(&parsed).filter(|_| record.artifact_type.is_empty());
+            add("warnings", json(&image_warnings(config, &platform, layers.iter().flatten())));
         }
         add("config", String::from_utf8_lossy(&config).into_owned());
     }

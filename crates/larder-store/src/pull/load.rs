@@ -125,7 +125,8 @@ impl StorePuller {
         let (names, manifests) = (image.names.clone(), image.manifests.clone());
         let has_digest = image.has_digest;
         let store = self.store.clone();
-        let warnings = image_warnings(&image.parsed_config, platform, &acquired.layers);
+        let config = Some(&image.parsed_config).filter(|_| image.artifact.is_none());
+        let warnings = image_warnings(config, platform, &acquired.layers);
         // A worker of the load: if the caller gives up now, the image may still appear.
         let commit = move || {
             let commit = ImageCommit { has_digest, preloaded: true, ..acquired.commit(names, manifests) };

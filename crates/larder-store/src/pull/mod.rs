@@ -261,7 +261,8 @@ impl StorePuller {
         let progress = PullProgress::begin(reporter);
         let (documents, acquired) = Box::pin(self.acquire(name, credential, &progress, workers)).await?;
         let platform = self.matcher(name.platform());
-        let warnings = image_warnings(&documents.config, &platform, &acquired.layers);
+        let config = Some(&documents.config).filter(|_| documents.artifact.is_none());
+        let warnings = image_warnings(config, &platform, &acquired.layers);
         for warning in warnings {
             progress.warn(warning);
         }
@@ -495,15 +496,16 @@ impl StorePuller {
     }
 }
 
-/// Lists what containers of an image miss on a machine of this platform, a sentence each.
+/// Lists what containers of an image miss on a machine of this platform, a sentence each. An artifact has no config that
+/// says what it is built for.
 pub(crate) fn image_warnings<'a>(
-    config: &ImageConfig,
+    config: Option<&ImageConfig>,
     platform: &PlatformMatcher,
     layers: impl IntoIterator<Item = &'a LayerHandle>,
 ) -> Vec<String> {
-    let built_for = &config.platform;
-    let is_foreign = !built_for.os.is_empty() && platform.rank(built_for).is_none();
-    let foreign = is_foreign.then(|| format!("built for {built_for}, not for {}", platform.wanted()));
+    let built_for = config.map(|config| &config.platform);
+    let foreign = built_for.filter(|built| !built.os.is_empty() && platform.rank(built).is_none());
+    let foreign = foreign.map(|built_for| format!("built for {built_for}, not for {}", platform.wanted()));
     let skipped = match layers.into_iter().map(|layer| layer.record().facts.skipped_xattrs).sum::<u64>() {
         0 => None,
         count => Some(format!("{count} extended attributes that no kernel takes were left out")),
