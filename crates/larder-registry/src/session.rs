@@ -44,7 +44,7 @@ pub struct RepositorySession {
     pub(crate) watcher: FetchWatcher,
     /// Where the credential for the registry was found; `None` without one.
     credential: Option<CredentialLocation>,
-    /// Whether documents of an artifact are an error.
+    /// True if documents of an artifact are an error.
     pub(crate) refuse_artifacts: bool,
 }
 

@@ -1,4 +1,4 @@
-//! All that the store knows of one image or artifact, as JSON texts by their keys.
+//! Details of one image or artifact, as JSON texts by their keys.
 
 use std::collections::BTreeMap;
 

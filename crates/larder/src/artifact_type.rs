@@ -41,8 +41,8 @@ pub fn type_word(artifact_type: &str) -> &str {
     known.map_or(artifact_type, |(_, word)| word)
 }
 
-/// Whether a pattern selects content of an artifact type: by its word, or by the artifact type itself. `*` stands for
-/// any text, `?` for one character.
+/// Returns true if a pattern selects content of an artifact type: by its word, or by the artifact type itself. `*`
+/// stands for any text, `?` for one character.
 pub fn type_matches(pattern: &str, artifact_type: &str) -> bool {
     glob(pattern, type_word(artifact_type)) || (!artifact_type.is_empty() && glob(pattern, artifact_type))
 }

@@ -59,7 +59,7 @@ pub struct ArtifactFile {
     pub mode: u32,
 }
 
-/// A blob of an artifact as a store unpacks it: a file, or an archive.
+/// A blob of an artifact, and what a store makes of it: a file, or the files of an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ArtifactLayer {
     /// The blob, as the manifest first names it.
@@ -216,9 +216,9 @@ fn archive_compression(media_type: &str) -> Option<Compression> {
     }
 }
 
-/// Whether a layer with the media type of an archive is to be unpacked. ORAS gives that of image layers to files as
-/// well: with its title, a layer is a directory if the writer says so, or compressed it and did not name it like an
-/// archive.
+/// Returns true if a layer with the media type of an archive is to be unpacked. ORAS gives that of image layers to
+/// files as well: with its title, a layer is a directory if the writer says so, or compressed it and did not name it
+/// like an archive.
 fn is_packed(layer: &Descriptor, compression: Compression) -> bool {
     let annotations = &layer.annotations;
     let of_oras = is_image_layer(&layer.media_type) && !annotations.contains_key(MODEL_PATH);

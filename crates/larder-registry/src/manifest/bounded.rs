@@ -29,7 +29,7 @@ pub(super) fn list<'de, const N: usize, T: Deserialize<'de>, D: Deserializer<'de
 #[derive(Debug)]
 pub(crate) struct FirstElements<T> {
     pub(crate) elements: Vec<T>,
-    /// Whether the list has others behind them, which are neither parsed nor kept.
+    /// True if the list has others behind them, which are neither parsed nor kept.
     pub(crate) has_more: bool,
 }
 

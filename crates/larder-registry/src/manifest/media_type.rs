@@ -16,7 +16,7 @@ const DOCKER_FOREIGN_LAYER: &str = "application/vnd.docker.image.rootfs.foreign.
 const DOCKER_SCHEMA_1: &str = "application/vnd.docker.distribution.manifest.v1+json";
 const DOCKER_SCHEMA_1_SIGNED: &str = "application/vnd.docker.distribution.manifest.v1+prettyjws";
 
-/// What the media types of all layers of a model begin with: `application/vnd.cncf.model.weight.v1.tar+gzip`.
+/// Beginning of the media types of all layers of a model: `application/vnd.cncf.model.weight.v1.tar+gzip`.
 const MODEL: &str = "application/vnd.cncf.model.";
 
 /// The `Accept` header of requests for manifests, in order of preference.
@@ -80,7 +80,7 @@ pub(super) fn is_image_layer(media_type: &str) -> bool {
         .any(|known| bare.starts_with(known))
 }
 
-/// Whether a media type is that of a layer in version 1 of the CNCF model format, maybe in an encoding that is not
+/// Returns true for the media type of a layer in version 1 of the CNCF model format, maybe in an encoding that is not
 /// known.
 pub(super) fn is_model_layer(media_type: &str) -> bool {
     let bare = media_type.to_ascii_lowercase();

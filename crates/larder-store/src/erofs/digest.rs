@@ -97,7 +97,8 @@ pub(crate) struct PieceHasher {
 }
 
 impl PieceHasher {
-    /// For a file with a blob of so many bytes and this digest, or without one. The blob's own bytes are not hashed.
+    /// A hasher for a file with a blob of so many bytes and this digest, or without one. The blob's own bytes are not
+    /// hashed.
     pub(crate) fn new(blob: Option<(u64, &Digest)>) -> PieceHasher {
         // A blob with another digest than SHA-256 is hashed like the rest.
         let blob = blob.filter(|(bytes, digest)| *bytes > 0 && digest.algorithm() == "sha256");

@@ -496,8 +496,8 @@ impl StorePuller {
     }
 }
 
-/// Lists what containers of an image miss on a machine of this platform, a sentence each. An artifact has no config that
-/// says what it is built for.
+/// Lists what containers of an image miss on a machine of this platform, a sentence each. An artifact has no config
+/// that says what it is built for.
 pub(crate) fn image_warnings<'a>(
     config: Option<&ImageConfig>,
     platform: &PlatformMatcher,

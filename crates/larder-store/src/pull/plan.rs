@@ -10,7 +10,7 @@ use larder_registry::manifest::{ArtifactFile, Descriptor, ImageConfig, ImageMani
 #[derive(Clone)]
 pub(super) struct PullPlan {
     pub(super) layers: Vec<PlannedLayer>,
-    /// Of an artifact; an image has none.
+    /// Type and own config of an artifact; an image has none.
     pub(super) artifact: Option<CommitArtifact>,
     /// Digest of the config, and its bytes.
     pub(super) config: (Digest, Vec<u8>),

@@ -50,7 +50,7 @@ pub struct SpaceEstimate {
 }
 
 impl SpaceEstimate {
-    /// With `space` that is not estimated.
+    /// The estimate with `space` that is known.
     pub(crate) fn with(self, space: DiskSpace) -> SpaceEstimate {
         SpaceEstimate { likely: self.likely + space, least: self.least + space }
     }

@@ -50,7 +50,7 @@ pub struct ImageCommit {
     pub manifests: Vec<(Digest, Vec<u8>)>,
     /// Whether a registry knows the first manifest by its digest. False for one that was made up for an archive.
     pub has_digest: bool,
-    /// Of an artifact; an image has none.
+    /// Type and own config of an artifact; an image has none.
     pub artifact: Option<CommitArtifact>,
     /// Its layers, lowest first.
     pub layers: Vec<CommitLayer>,

@@ -31,7 +31,8 @@ use crate::erofs::digest::BLOB_START;
 /// How many new bytes go unnoted: what a killed process fetches again at most, beside what it had in memory.
 const NOTE_EVERY: u64 = 1 << 20;
 
-/// How many new bytes of a blob that becomes a layer are synced at a time: most are on the disk when the last one comes.
+/// How many new bytes of a blob that becomes a layer are synced at a time: most are on the disk when the last one
+/// comes.
 const SYNC_EVERY: u64 = 64 << 20;
 
 /// Largest note that is read, in bytes.
@@ -126,8 +127,8 @@ impl Store {
     }
 }
 
-/// Opens the file for a blob of `size` bytes. Returns whether it has the bytes of an earlier fetch, which the end of an
-/// incomplete layer may follow.
+/// Opens the file for a blob of `size` bytes. Returns true if it has the bytes of an earlier fetch, which metadata of
+/// an unfinished layer may follow.
 fn open_data(disk: &dyn Disk, dir: &Path, size: u64) -> io::Result<(Arc<dyn DiskFile>, bool)> {
     let data = disk.open(&dir.join(DATA), FileOpenMode::Create)?;
     let (length, full) = (data.len()?, full_length(size));
@@ -222,8 +223,8 @@ impl IngestFile {
         self.0.dir.join(DATA)
     }
 
-    /// Begins a fetch of which the file [becomes](IngestFile::become_layer) that of a layer. What an earlier process has
-    /// written and not synced is read from the disk: some of it may not have come there.
+    /// Begins a fetch of which the file [becomes](IngestFile::become_layer) that of a layer. Bytes that an earlier
+    /// process has written and not synced are read from the disk: some may not have come there.
     pub(crate) fn begin_layer(&self) -> Result<(), StoreError> {
         let unsure = {
             let mut state = self.0.state();
@@ -238,16 +239,16 @@ impl IngestFile {
     }
 
     /// Syncs the blob, of which all bytes have come, and closes the file. Fails if the disk did not take some of them;
-    /// then all are forgotten. To be called while the file is open since the first write: later, the kernel may not tell
-    /// of them.
+    /// then all are forgotten. The file must have been open since the first write: the kernel may not tell of what
+    /// failed before.
     pub(crate) fn end_layer(&self) -> Result<(), StoreError> {
         self.0.sync().context("sync a blob")?;
         self.close();
         Ok(())
     }
 
-    /// Moves the file to `layer`: it has become the file of a layer. Fails if the disk did not take what was added since
-    /// [`end_layer`](IngestFile::end_layer).
+    /// Moves the file to `layer`: it has become the file of a layer. Fails if the disk did not take what was added
+    /// since [`end_layer`](IngestFile::end_layer).
     pub(crate) fn become_layer(&self, layer: &Path) -> Result<(), StoreError> {
         let doing = "turn a blob into a layer";
         self.0.sync().context(doing)?;

@@ -20,6 +20,6 @@ pub struct ImportImage {
     pub has_digest: bool,
     /// The parsed manifest. [`super::Import::open`] takes its layers' digests.
     pub manifest: ImageManifest,
-    /// Of an artifact; an image has none. Its config was made.
+    /// The artifact, whose config was made; an image has none.
     pub artifact: Option<ResolvedArtifact>,
 }

@@ -227,7 +227,7 @@ fn finish(
     })
 }
 
-/// That a layer is there is known before any is unpacked.
+/// Fails if a layer is missing, before any is unpacked.
 fn check_presence(entries: &ImportEntries, manifest: &ImageManifest) -> Result<(), ImportError> {
     manifest.layers.iter().try_for_each(|layer| entries.resolve(&blob_name(&layer.digest)).map(drop))
 }
