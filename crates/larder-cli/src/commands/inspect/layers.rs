@@ -51,7 +51,9 @@ pub(super) fn of(
     let steps = if steps.len() + archives == mine.len() { steps } else { Vec::new() };
     // The paths of one blob follow each other.
     let mut files = info.get("artifact").and_then(|artifact| artifact["files"].as_array()).cloned();
-    files.iter_mut().for_each(|files| files.dedup_by(|file, before| file["digest"] == before["digest"]));
+    if let Some(files) = &mut files {
+        files.dedup_by(|file, before| file["digest"] == before["digest"]);
+    }
     let files = files.filter(|files| files.len() == mine.len());
     let others: Vec<_> =
         listed.images.iter().filter(|other| other.id != id).map(|other| (other, layers_of(other))).collect();
