@@ -39,8 +39,8 @@ use crate::store::error::StoreErrorContext as _;
 use crate::store::fetch_progress::FetchProgress;
 use crate::store::layer_check::check_layer_file;
 use crate::store::{
-    ClaimOutcome, ClaimRequest, Claimed, LAYER_FILE, LayerClaim, LayerHandle, LayerKey, LayerMetadata,
-    LayerWait, StoreError,
+    ClaimOutcome, ClaimRequest, Claimed, LayerClaim, LayerHandle, LayerKey, LayerMetadata, LayerWait,
+    StoreError,
 };
 use crate::unpack::{MergedLayers, UnpackError, UnpackProgress, fits_lowers};
 
@@ -334,11 +334,6 @@ impl LayerJobs<'_> {
             }
             let lowers = open_lowers(&lowers, visible).map_err(failed)?;
             let file = file.finish(&lowers, &progress).map_err(failed)?;
-            if let LayerBytes::Ingest(ingest) = &bytes
-                && !planned.files.is_empty()
-            {
-                ingest.become_layer(&staging.dir().join(LAYER_FILE))?;
-            }
             let id = if file.depends_on_lowers { &planned.chain_id } else { &planned.diff_id };
             let facts = LayerMetadata {
                 diff_id: planned.diff_id.clone(),
@@ -347,7 +342,13 @@ impl LayerJobs<'_> {
                 plain_bytes: unpacked.plain_bytes,
                 skipped_xattrs: unpacked.skipped_xattrs,
             };
-            let layer = staging.finish(&LayerKey::from(id), facts, file.file, &blob)?;
+            let key = LayerKey::from(id);
+            let layer = match &bytes {
+                LayerBytes::Ingest(ingest) if !planned.files.is_empty() => {
+                    staging.finish_ingest(ingest, &key, facts, file.file, &blob)?
+                }
+                _ => staging.finish(&key, facts, file.file, &blob)?,
+            };
             // Its bytes are of no more use: if the image is not committed now, the layer itself is kept for the next
             // attempt.
             if let LayerBytes::Ingest(ingest) = bytes {

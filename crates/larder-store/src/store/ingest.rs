@@ -247,15 +247,18 @@ impl IngestFile {
         Ok(())
     }
 
-    /// Moves the file to `layer`: it has become the file of a layer. Fails if the disk did not take what was added
-    /// since [`end_layer`](IngestFile::end_layer).
-    pub(crate) fn become_layer(&self, layer: &Path) -> Result<(), StoreError> {
-        let doing = "turn a blob into a layer";
-        self.0.sync().context(doing)?;
+    /// Lets `place` move the file to its place as that of a layer. Fails if the disk did not take what was added since
+    /// [`end_layer`](IngestFile::end_layer).
+    pub(crate) fn become_layer<T>(
+        &self,
+        place: impl FnOnce(&Path) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        self.0.sync().context("turn a blob into a layer")?;
         let _noting = self.0.noting.lock();
+        let placed = place(&self.path())?;
         self.0.state().discarded = true;
         drop(self.0.open_file().take());
-        self.0.store.disk.rename(&self.path(), layer).context(doing)
+        Ok(placed)
     }
 
     /// Removes the file, unless it has become a layer: the blob is of no more use.

@@ -22,6 +22,7 @@ use super::db::{DbRead as _, DbReadTransaction, DbResult, LAYERS, TRANSFERS, enc
 use super::error::{StoreError, StoreErrorContext as _};
 use super::fetch_progress::FetchProgress;
 use super::handle::{OpenStore, Store};
+use super::ingest::IngestFile;
 use super::layer_file::{LAYER_FILE, write_record};
 use super::records::{LayerKey, LayerMetadata, LayerRecord};
 use super::references::{ItemReference, ReferencedItem};
@@ -203,17 +204,41 @@ impl LayerStaging {
     /// Moves the layer into the store: its file, with what the store knows of the layer behind it. It is visible and
     /// durable only after an image was committed with it. `source` has sent the bytes of the layer.
     pub fn finish(
+        self,
+        key: &LayerKey,
+        facts: LayerMetadata,
+        file: ErofsFile,
+        source: &BlobSource,
+    ) -> Result<LayerHandle, StoreError> {
+        let path = self.dir.join(LAYER_FILE);
+        self.finish_at(&path, key, facts, file, source)
+    }
+
+    /// Like [`finish`](LayerStaging::finish), for a layer around the blob in an ingest: its file moves from there to the
+    /// layers at once, so that a kill loses none of it.
+    pub(crate) fn finish_ingest(
+        self,
+        ingest: &IngestFile,
+        key: &LayerKey,
+        facts: LayerMetadata,
+        file: ErofsFile,
+        source: &BlobSource,
+    ) -> Result<LayerHandle, StoreError> {
+        ingest.become_layer(|path| self.finish_at(path, key, facts, file, source))
+    }
+
+    fn finish_at(
         mut self,
+        path: &Path,
         key: &LayerKey,
         facts: LayerMetadata,
         file: ErofsFile,
         source: &BlobSource,
     ) -> Result<LayerHandle, StoreError> {
         let transfers = vec![source.clone()];
-        let path = self.dir.join(LAYER_FILE);
-        let record = self.complete(&path, key, facts, file, &transfers)?;
+        let record = self.complete(path, key, facts, file, &transfers)?;
         let written = Some(self.written.clone());
-        let layer = self.store.place(&path, UncommittedLayer { record, written, transfers })?;
+        let layer = self.store.place(path, UncommittedLayer { record, written, transfers })?;
         self.finished = true;
         // If this fails too, the rest is removed when the store is opened.
         let _ = self.store.disk.remove_tree(&self.dir, &|| true).or_else(|_| self.store.discard(&self.dir));
