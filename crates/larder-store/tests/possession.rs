@@ -422,7 +422,7 @@ enum ReuseStep {
     Restart,
 }
 
-/// What the layers are a part of.
+/// The kind of manifest that has the layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
     Image,

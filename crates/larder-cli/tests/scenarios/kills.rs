@@ -46,7 +46,7 @@ struct KillMachine {
     pulled: String,
     layout: PathBuf,
     big: String,
-    /// What is done, and how often of four times.
+    /// Commands that are killed, each as often as it is here.
     commands: [KilledCommand; 4],
     /// The layers that only the second image has, and their bytes.
     layers: Vec<String>,
