@@ -345,7 +345,7 @@ impl LayerJobs<'_> {
             let key = LayerKey::from(id);
             let layer = match &bytes {
                 LayerBytes::Ingest(ingest) if !planned.files.is_empty() => {
-                    staging.finish_ingest(ingest, &key, facts, file.file, &blob)?
+                    ingest.become_layer(|path| staging.finish_at(path, &key, facts, file.file, &blob))?
                 }
                 _ => staging.finish(&key, facts, file.file, &blob)?,
             };

@@ -22,7 +22,6 @@ use super::db::{DbRead as _, DbReadTransaction, DbResult, LAYERS, TRANSFERS, enc
 use super::error::{StoreError, StoreErrorContext as _};
 use super::fetch_progress::FetchProgress;
 use super::handle::{OpenStore, Store};
-use super::ingest::IngestFile;
 use super::layer_file::{LAYER_FILE, write_record};
 use super::records::{LayerKey, LayerMetadata, LayerRecord};
 use super::references::{ItemReference, ReferencedItem};
@@ -214,20 +213,9 @@ impl LayerStaging {
         self.finish_at(&path, key, facts, file, source)
     }
 
-    /// Like [`finish`](LayerStaging::finish), for a layer around the blob in an ingest: its file moves from there to the
-    /// layers at once, so that a kill loses none of it.
-    pub(crate) fn finish_ingest(
-        self,
-        ingest: &IngestFile,
-        key: &LayerKey,
-        facts: LayerMetadata,
-        file: ErofsFile,
-        source: &BlobSource,
-    ) -> Result<LayerHandle, StoreError> {
-        ingest.become_layer(|path| self.finish_at(path, key, facts, file, source))
-    }
-
-    fn finish_at(
+    /// Like [`finish`](LayerStaging::finish), for a layer whose file is elsewhere in the store: it moves from there to
+    /// the layers at once, so that a kill loses none of it.
+    pub(crate) fn finish_at(
         mut self,
         path: &Path,
         key: &LayerKey,
