@@ -15,6 +15,7 @@ pub mod export;
 pub mod fsck;
 pub mod gc_sources;
 mod inspect;
+pub mod lazy;
 pub mod mounts;
 pub mod pull;
 pub mod snapshots;
