@@ -10,5 +10,7 @@ pub(crate) mod group;
 #[allow(dead_code, reason = "the fill of partial layers will use it")]
 pub(crate) mod journal;
 mod keeper;
+#[allow(dead_code, unused_imports, reason = "read by the fill of partial layers")]
+pub(crate) mod toc;
 
 pub use keeper::{GroupKeeper, KeptGroup};

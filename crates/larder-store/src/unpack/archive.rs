@@ -25,11 +25,11 @@ use crate::disk::DiskSpace;
 const FILE_BYTES: u64 = 4096;
 
 /// A part of a sparse file that has data: offset and length.
-pub(super) type SparseExtent = (u64, u64);
+pub(crate) type SparseExtent = (u64, u64);
 
 /// Kind of an entry in a layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum LayerEntryKind {
+pub(crate) enum LayerEntryKind {
     /// A file; its content follows.
     File,
     /// A file with holes; the extents' bytes follow, one after the other.
@@ -43,27 +43,27 @@ pub(super) enum LayerEntryKind {
 }
 
 /// One entry with all its extended headers applied.
-#[derive(Debug, Clone)]
-pub(super) struct LayerEntry {
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct LayerEntry {
     /// As written: may be absolute, may contain `.` and `..`; never empty, no zero byte.
-    pub(super) path: Vec<u8>,
-    pub(super) kind: LayerEntryKind,
+    pub(crate) path: Vec<u8>,
+    pub(crate) kind: LayerEntryKind,
     /// Target of a link, as written.
-    pub(super) link: Vec<u8>,
+    pub(crate) link: Vec<u8>,
     /// The file's size, holes included.
-    pub(super) size: u64,
+    pub(crate) size: u64,
     /// Permission, set-id and sticky bits only.
-    pub(super) mode: u32,
-    pub(super) uid: u32,
-    pub(super) gid: u32,
-    pub(super) mtime: ErofsTime,
+    pub(crate) mode: u32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) mtime: ErofsTime,
     /// Major and minor number of a device.
-    pub(super) device: (u32, u32),
-    pub(super) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    pub(crate) device: (u32, u32),
+    pub(crate) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 /// Reads one archive.
-pub(super) struct LayerArchive<'a, F> {
+pub(crate) struct LayerArchive<'a, F> {
     plain: TarStream<'a, F>,
     parser: Parser,
     /// Bytes taken from `plain` ahead of the parser: a header that a buffer's end has cut.
@@ -93,7 +93,7 @@ enum TarParseStep {
 }
 
 impl<'a, F: BufferSource> LayerArchive<'a, F> {
-    pub(super) fn new(plain: TarStream<'a, F>, options: &'a UnpackOptions) -> LayerArchive<'a, F> {
+    pub(crate) fn new(plain: TarStream<'a, F>, options: &'a UnpackOptions) -> LayerArchive<'a, F> {
         let limits = &options.limits;
         let mut parser = Parser::new(TarLimits {
             max_metadata_size: limits.max_metadata,
@@ -135,6 +135,11 @@ impl<'a, F: BufferSource> LayerArchive<'a, F> {
         self.entries
     }
 
+    /// Bytes of the archive before the next header or content.
+    pub(crate) fn position(&self) -> u64 {
+        self.at
+    }
+
     /// Reads what follows the archive, and compares the digest of everything. Returns the number of bytes.
     pub(super) fn finish(mut self) -> Result<u64, UnpackError> {
         self.read_rest()?;
@@ -162,7 +167,7 @@ impl<'a, F: BufferSource> LayerArchive<'a, F> {
     }
 
     /// Goes to the next entry, past whatever is left of the last one.
-    pub(super) fn next(&mut self) -> Result<Option<LayerEntry>, UnpackError> {
+    pub(crate) fn next(&mut self) -> Result<Option<LayerEntry>, UnpackError> {
         self.skip_content()?;
         while !self.ended {
             match self.step()? {
@@ -190,7 +195,7 @@ impl<'a, F: BufferSource> LayerArchive<'a, F> {
     }
 
     /// The next piece of the entry's content; empty once all of it was consumed.
-    pub(super) fn content(&mut self) -> Result<&[u8], UnpackError> {
+    pub(crate) fn content(&mut self) -> Result<&[u8], UnpackError> {
         if self.content == 0 {
             return Ok(&[]);
         }
@@ -203,7 +208,7 @@ impl<'a, F: BufferSource> LayerArchive<'a, F> {
     }
 
     /// Marks the first `count` bytes of [`LayerArchive::content`] as used.
-    pub(super) fn consume(&mut self, count: usize) {
+    pub(crate) fn consume(&mut self, count: usize) {
         self.skip(count);
         self.content -= (count as u64).min(self.content);
     }

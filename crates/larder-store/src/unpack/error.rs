@@ -155,7 +155,7 @@ pub enum EntryRefusal {
 }
 
 /// The path of an entry in an error, possibly cut.
-pub(super) fn named(path: &[u8]) -> PathBuf {
+pub(crate) fn named(path: &[u8]) -> PathBuf {
     let path = super::beneath::path_of(path);
     if path.as_os_str().len() <= MAX_NAMED {
         return path.to_owned();

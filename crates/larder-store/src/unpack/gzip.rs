@@ -8,7 +8,7 @@ use std::io::{self, BufRead, Read};
 use flate2::{Decompress, FlushDecompress, Status};
 
 /// Reads the plain bytes of one or more gzip members (RFC 1952).
-pub(super) struct GzipReader<R> {
+pub(crate) struct GzipReader<R> {
     source: R,
     inflate: Decompress,
     at: GzipPosition,
@@ -24,7 +24,7 @@ enum GzipPosition {
 }
 
 impl<R: BufRead> GzipReader<R> {
-    pub(super) fn new(source: R) -> GzipReader<R> {
+    pub(crate) fn new(source: R) -> GzipReader<R> {
         GzipReader { source, inflate: Decompress::new(false), at: GzipPosition::Start }
     }
 

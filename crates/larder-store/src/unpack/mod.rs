@@ -51,11 +51,13 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-pub(crate) use archive::{header_problem, name_at};
+pub(crate) use archive::{LayerArchive, LayerEntry, LayerEntryKind, header_problem, name_at};
 pub use compression::DetectedCompression;
+pub(crate) use error::named;
 pub use error::{EntryRefusal, LayerEncoding, UnpackError};
 pub(crate) use files::extract_layer;
 pub use files::{ExtractOptions, SkippedFiles, extract_files, write_erofs_disk};
+pub(crate) use gzip::GzipReader;
 pub(crate) use implied_directories::{fits_lowers, read_implied};
 pub use layer::{ExpectedLayer, PendingLowerWork, UnpackedLayer};
 pub use layer_memory::LayerMemory;
@@ -67,11 +69,11 @@ pub use options::{
 };
 pub use raw_file::{FilePlace, rebuild_file, unpack_file};
 pub use rebuild_archive::{RebuildError, rebuild_archive};
+pub(crate) use stream::{BufferSource, TarStream, from_reader};
 pub use write_behind::{BackgroundSyncer, WriteBehind};
 
 use decompress::LayerDecoder;
 use source::CompressedReader;
-use stream::BufferSource;
 
 /// Unpacks one layer into a new file at `path`, verifying its bytes on the way. The file is complete once it was
 /// [finished](PendingLayer::finish) on the layers below.

@@ -22,7 +22,7 @@ const SHARED_BUFFERS: usize = 8;
 const OWN_BUFFER: usize = 128 << 10;
 
 /// Where buffers of plain bytes come from.
-pub(super) trait BufferSource {
+pub(crate) trait BufferSource {
     /// Replaces the used-up buffer by the next one; an empty one is the end.
     fn refill(&mut self, buffer: &mut Buffer) -> Result<(), UnpackError>;
 }
@@ -35,7 +35,7 @@ impl<S: BufferSource + ?Sized> BufferSource for &mut S {
 
 /// Bytes `start..end` are unread.
 #[derive(Default)]
-pub(super) struct Buffer {
+pub(crate) struct Buffer {
     bytes: Box<[u8]>,
     start: usize,
     end: usize,
@@ -47,7 +47,7 @@ pub(super) fn inline<R: Read>(decoder: &mut LayerDecoder<R>) -> impl BufferSourc
 }
 
 /// Reads plain bytes on the caller's thread.
-pub(super) fn from_reader<R: Read>(mut reader: R) -> impl BufferSource + use<R> {
+pub(crate) fn from_reader<R: Read>(mut reader: R) -> impl BufferSource + use<R> {
     OwnBuffers(move |buffer: &mut [u8]| {
         loop {
             match reader.read(buffer) {
@@ -138,7 +138,7 @@ pub(super) fn admit(options: &UnpackOptions, amount: DiskSpace) -> Result<(), Un
 }
 
 /// The archive's bytes, in order, each hashed once.
-pub(super) struct TarStream<'a, F> {
+pub(crate) struct TarStream<'a, F> {
     feed: &'a mut F,
     buffer: Buffer,
     ended: bool,
@@ -151,7 +151,7 @@ pub(super) struct TarStream<'a, F> {
 
 impl<'a, F: BufferSource> TarStream<'a, F> {
     /// With a digest, [`TarStream::finish`] fails if it is not that of all bytes.
-    pub(super) fn new(
+    pub(crate) fn new(
         feed: &'a mut F,
         digest: Option<&Digest>,
         options: &'a UnpackOptions,

@@ -1,0 +1,100 @@
+//! Decompresses chunks of files, one at a time.
+
+use std::io::{self, Read};
+use std::ops::Range;
+
+use sha2::{Digest as _, Sha256};
+
+use super::error::ChunkError;
+use crate::unpack::GzipReader;
+
+/// Base-2 logarithm of the largest window, as for whole layers. Of a window, only as much is touched as comes out.
+const MAX_WINDOW_LOG: u32 = 27;
+
+/// How the chunks of a layer are compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ChunkCompression {
+    /// Each begins a gzip member, or lies in one.
+    Gzip,
+    /// Each begins a zstd frame, or lies in one.
+    Zstd,
+}
+
+/// A chunk of a file. Chunks of one file cover it in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct TocChunk {
+    /// Bytes of the file, never 0.
+    pub(crate) size: u64,
+    pub(crate) content: ChunkContent,
+}
+
+/// Content of a chunk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ChunkContent {
+    /// Only zeros. The blob is not needed for them, and there may be any number of them.
+    Zeros,
+    Compressed(CompressedChunk),
+}
+
+/// Data of a chunk in the blob.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct CompressedChunk {
+    /// Bytes of the blob that are enough to decompress it. Several chunks may lie in one range.
+    pub(crate) blob: Range<u64>,
+    /// Plain bytes before it in the stream that begins there.
+    pub(crate) skip: u64,
+    /// Of its plain bytes.
+    pub(crate) sha256: [u8; 32],
+}
+
+impl CompressedChunk {
+    /// Decompresses the chunk of this plain size from the bytes of [`CompressedChunk::blob`], and verifies it.
+    ///
+    /// Memory: the result, and of a zstd window at most as much as was decompressed.
+    pub(crate) fn decompress(
+        &self,
+        compression: ChunkCompression,
+        size: u64,
+        bytes: &[u8],
+    ) -> Result<Vec<u8>, ChunkError> {
+        let offset = self.blob.start;
+        let content = self.read(compression, size, bytes).map_err(|cause| ChunkError::Decompress {
+            offset,
+            size,
+            cause,
+        })?;
+        if Sha256::digest(&content)[..] != self.sha256 {
+            return Err(ChunkError::Digest { offset, size });
+        }
+        Ok(content)
+    }
+
+    fn read(&self, compression: ChunkCompression, size: u64, bytes: &[u8]) -> io::Result<Vec<u8>> {
+        match compression {
+            ChunkCompression::Gzip => read_part(GzipReader::new(bytes), self.skip, size),
+            ChunkCompression::Zstd => {
+                let mut decoder = zstd::stream::read::Decoder::with_buffer(bytes)?;
+                decoder.window_log_max(MAX_WINDOW_LOG)?;
+                read_part(decoder, self.skip, size)
+            }
+        }
+    }
+}
+
+/// Reads `size` bytes after the first `skip`.
+fn read_part(mut plain: impl Read, skip: u64, size: u64) -> io::Result<Vec<u8>> {
+    skip_bytes(&mut plain, skip)?;
+    let mut content = Vec::with_capacity(usize::try_from(size).map_err(io::Error::other)?);
+    if plain.take(size).read_to_end(&mut content)? as u64 != size {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok(content)
+}
+
+/// Reads over `count` bytes.
+pub(super) fn skip_bytes(plain: &mut impl Read, count: u64) -> io::Result<()> {
+    if io::copy(&mut plain.take(count), &mut io::sink())? != count {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok(())
+}
