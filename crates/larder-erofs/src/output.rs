@@ -7,12 +7,17 @@ use crate::format::BLOCK;
 
 /// Receives the bytes of a layer.
 ///
-/// A layer is written from its beginning to its end by [`append`](ErofsOutput::append). Only
-/// [`ErofsWriter::finish`](crate::ErofsWriter::finish) calls [`write_at`](ErofsOutput::write_at), after the last
+/// A layer is written from its beginning to its end by [`append`](ErofsOutput::append), and by
+/// [`skip`](ErofsOutput::skip) in a layer whose data comes later. Only [`ErofsWriter::finish`](crate::ErofsWriter::finish) calls [`write_at`](ErofsOutput::write_at), after the last
 /// `append`: for block 0.
 pub trait ErofsOutput {
     /// Adds `bytes` to the end. Pieces may be small: an implementation that makes system calls collects them.
     fn append(&mut self, bytes: &[u8]) -> io::Result<()>;
+
+    /// Adds this many bytes of file data that come later, by other ways than the writer. Until then they are zero.
+    fn skip(&mut self, count: u64) -> io::Result<()> {
+        zeros(count).try_for_each(|piece| self.append(piece))
+    }
 
     /// Replaces bytes that were appended.
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()>;
@@ -36,6 +41,10 @@ pub trait ErofsScratch: Send {
 impl<O: ErofsOutput + ?Sized> ErofsOutput for &mut O {
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         (**self).append(bytes)
+    }
+
+    fn skip(&mut self, count: u64) -> io::Result<()> {
+        (**self).skip(count)
     }
 
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
@@ -85,6 +94,16 @@ impl ErofsScratch for Vec<u8> {
 
 static ZEROS: [u8; 16 * BLOCK] = [0; 16 * BLOCK];
 
+/// So many zeros, in pieces.
+fn zeros(count: u64) -> impl Iterator<Item = &'static [u8]> {
+    let mut left = count;
+    std::iter::from_fn(move || {
+        let piece = usize::try_from(left).map_or(ZEROS.len(), |left| left.min(ZEROS.len()));
+        left -= piece as u64;
+        (piece > 0).then(|| &ZEROS[..piece])
+    })
+}
+
 /// An output and the number of bytes in it.
 pub(crate) struct Appender<O> {
     pub(crate) output: O,
@@ -102,14 +121,15 @@ impl<O: ErofsOutput> Appender<O> {
         Ok(())
     }
 
-    pub(crate) fn append_zeros(&mut self, count: u64) -> Result<(), ErofsError> {
-        let mut left = count;
-        while left > 0 {
-            let piece = usize::try_from(left).map_or(ZEROS.len(), |left| left.min(ZEROS.len()));
-            self.append(&ZEROS[..piece])?;
-            left -= piece as u64;
-        }
+    /// Leaves out bytes that come later.
+    pub(crate) fn skip(&mut self, count: u64) -> Result<(), ErofsError> {
+        self.output.skip(count)?;
+        self.position += count;
         Ok(())
+    }
+
+    pub(crate) fn append_zeros(&mut self, count: u64) -> Result<(), ErofsError> {
+        zeros(count).try_for_each(|piece| self.append(piece))
     }
 
     /// Zeros up to the next block.

@@ -151,6 +151,28 @@ impl<O: ErofsOutput> ErofsWriter<O> {
         file.stored.map_or(Ok(()), |stored| self.finish_file(stored))
     }
 
+    /// Leaves out all data of the file that was added last, and returns its place: offset and length in the layer. The
+    /// layer is as with the data, but for that place, which is full blocks. `None` if the layer has no data of the file.
+    ///
+    /// For layers without inline tails ([`ErofsOptions::max_inline_tail`](crate::ErofsOptions)) and files without
+    /// holes.
+    pub fn leave_data(&mut self) -> Result<Option<(u64, u64)>, ErofsError> {
+        let Some(file) = self.file.take() else { return Ok(None) };
+        let Some(stored) = file.stored else { return Ok(None) };
+        if file.received > 0 || stored.sparse.is_some() || stored.tail_start < stored.inode.size {
+            return Err(ErofsError::DataSize {
+                path: path_of(&file.path),
+                expected: file.expected,
+                found: file.received,
+                more: false,
+            });
+        }
+        let start = self.to.position();
+        self.to.skip(file.expected.next_multiple_of(BLOCK as u64))?;
+        self.finish_file(stored)?;
+        Ok(Some((start, file.expected)))
+    }
+
     fn store(&mut self, file: &mut StoredFile, received: u64, data: &[u8]) -> Result<(), ErofsError> {
         if let Some(sparse) = &mut file.sparse {
             return self.write_sparse(sparse, data);

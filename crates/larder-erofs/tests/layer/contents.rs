@@ -251,3 +251,41 @@ fn the_uuid_is_that_of_the_options() {
     assert_eq!(&layer[1024 + 48..1024 + 64], b"0123456789abcdef");
     read(&layer);
 }
+
+#[test]
+fn data_that_comes_later_belongs_where_it_would_have_been_written() {
+    let sizes = [1, 4096, 5000, 0, 70_000];
+    let files: Vec<ScriptEntry> = (1..)
+        .zip(sizes)
+        .map(|(seed, size)| file(format!("f{seed}"), noise(size, seed)))
+        .chain([dir("d"), hard_link("d/link", "f2"), file(".wh.gone", "ignored")])
+        .collect();
+    let options = || ErofsOptions { max_inline_tail: 0, ..ErofsOptions::default() };
+    let mut whole = ErofsWriter::new(Vec::new(), options()).unwrap();
+    let mut without = ErofsWriter::new(Vec::new(), options()).unwrap();
+    let mut places = Vec::new();
+    for entry in &files {
+        entry.add_to(&mut whole, 1000).unwrap();
+        let data = entry.begin_in(&mut without).unwrap();
+        places.push((without.leave_data().unwrap(), data));
+    }
+    let (whole, mut filled) = (whole.finish().unwrap().0, without.finish().unwrap().0);
+    assert_ne!(whole, filled);
+    for (place, data) in &places {
+        if let Some((start, length)) = place {
+            let start = usize::try_from(*start).unwrap();
+            assert_eq!(data.len() as u64, *length);
+            filled[start..start + data.len()].copy_from_slice(data);
+        }
+    }
+    assert!(whole == filled);
+    let places: Vec<bool> = places.iter().map(|(place, _)| place.is_some()).collect();
+    assert_eq!(places, [true, true, true, false, true, false, false, false]);
+}
+
+#[test]
+fn data_of_which_some_is_metadata_cannot_come_later() {
+    let mut writer = ErofsWriter::new(Vec::new(), ErofsOptions::default()).unwrap();
+    file("tail", noise(5000, 1)).begin_in(&mut writer).unwrap();
+    writer.leave_data().expect_err("its tail is in the metadata");
+}

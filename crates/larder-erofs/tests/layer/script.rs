@@ -72,6 +72,12 @@ impl ScriptEntry {
 
     /// Adds the entry, and its data in pieces of `piece` bytes.
     pub(crate) fn add_to(&self, writer: &mut ErofsWriter<Vec<u8>>, piece: usize) -> Result<(), ErofsError> {
+        let data = self.begin_in(writer)?;
+        data.chunks(piece).try_for_each(|piece| writer.write_data(piece))
+    }
+
+    /// Adds the entry, and returns its data.
+    pub(crate) fn begin_in(&self, writer: &mut ErofsWriter<Vec<u8>>) -> Result<Vec<u8>, ErofsError> {
         let extents: Vec<(u64, u64)>;
         let (kind, data) = match &self.kind {
             ScriptKind::File(data) => (ErofsEntryKind::File { size: data.len() as u64 }, data.clone()),
@@ -100,7 +106,7 @@ impl ScriptEntry {
             mtime: self.mtime,
             xattrs: &self.xattrs,
         })?;
-        data.chunks(piece).try_for_each(|piece| writer.write_data(piece))
+        Ok(data)
     }
 }
 
