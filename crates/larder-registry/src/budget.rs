@@ -13,7 +13,8 @@ use tokio::time::{self, Instant};
 
 use super::fetch_notice::{FetchNotice, FetchWait, FetchWatcher};
 
-/// Connections for manifests and configs, besides those for blobs: they are small and must not queue behind layers.
+/// Connections for manifests, configs, and ranges that a reader waits for, besides those for blobs: they are small and
+/// must not queue behind layers.
 const SMALL_CONNECTIONS: usize = 2;
 
 /// How long an unreachable host is skipped while others are left.

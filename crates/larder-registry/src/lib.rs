@@ -50,7 +50,7 @@ pub use budget::{RegistryLoad, RegistryQuota};
 pub use client::RegistryClient;
 pub use config::{Proxy, RegistryConfig};
 pub use error::{ErrorResponse, FetchError, FetchErrorKind, FetchTarget};
-pub use fetch::{BlobError, BlobSink, ByteRanges, fetch_blob};
+pub use fetch::{BlobError, BlobSink, ByteRanges, fetch_blob, fetch_range};
 pub use fetch_notice::{FetchNotice, FetchWait};
 pub use hosts::HostsError;
 pub use image::ImageDocuments;

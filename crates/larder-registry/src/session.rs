@@ -223,6 +223,7 @@ impl RepositorySession {
         descriptor: &Descriptor,
         offset: u64,
         end: u64,
+        load: RequestSize,
     ) -> Result<BlobBody, RequestError> {
         let size = descriptor.size;
         let asked = (offset > 0 || end < size).then_some((offset, end));
@@ -235,7 +236,7 @@ impl RepositorySession {
             }
         }
         let url = self.url(link, "blobs", descriptor.digest.as_str());
-        let (reply, permit) = self.get(link, url, headers, RequestSize::Blob).await?;
+        let (reply, permit) = self.get(link, url, headers, load).await?;
         let part = part_of(&reply.response, asked, size).map_err(|kind| RequestError {
             host: link.host.name(),
             kind,

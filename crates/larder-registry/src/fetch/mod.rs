@@ -25,6 +25,7 @@ pub use sink::BlobSink;
 
 use self::sink::{ClosableSink, RangeWriter};
 use super::body::BlobBody;
+use super::budget::RequestSize;
 use super::error::{FetchError, FetchErrorKind, FetchTarget};
 use super::fetch_notice::FetchNotice;
 use super::session::{
@@ -46,6 +47,12 @@ pub enum BlobError {
         /// The error of the sink.
         #[source]
         cause: std::io::Error,
+    },
+    /// A range was requested, and the registry sends whole blobs only.
+    #[error("the registry does not serve ranges of blob {digest}")]
+    NoRanges {
+        /// The blob.
+        digest: Digest,
     },
 }
 
@@ -82,6 +89,39 @@ pub async fn fetch_blob(
         Some(body) => fetch.sequentially(body).await,
         None => Ok(()),
     }
+}
+
+/// Fetches one range of a blob into memory. A reader waits for it: it does not queue behind whole blobs. The content is
+/// **not** verified.
+pub async fn fetch_range(
+    session: &RepositorySession,
+    descriptor: &Descriptor,
+    range: Range<u64>,
+) -> Result<Vec<u8>, BlobError> {
+    let target = FetchTarget::Blob(descriptor.digest.clone());
+    let hosts = session.host_request(target, HostCapability::Pull)?;
+    let length = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(usize::MAX);
+    let range = &range;
+    let attempt = |host| async move {
+        let opened = session.open_at(host, descriptor, range.start, range.end, RequestSize::Small).await;
+        let mut body = match opened {
+            Ok(body) if body.start == range.start && body.end == range.end => body,
+            Ok(_) => return Ok(None),
+            Err(failed) if matches!(failed.kind, FetchErrorKind::BadRange(_)) => return Ok(None),
+            Err(failed) => return Err(AttemptFailure::from(failed)),
+        };
+        let mut bytes = Vec::new();
+        let failed = |host: &str, kind| RequestError { host: host.to_owned(), kind, token: false };
+        while let Some(piece) = body.next().await.map_err(|kind| failed(&body.host, kind))? {
+            bytes.extend_from_slice(&piece);
+        }
+        session.watcher.notify(FetchNotice::Bytes(bytes.len() as u64));
+        Ok(Some(bytes))
+    };
+    let bytes = hosts.send(attempt).await?;
+    bytes
+        .filter(|bytes| bytes.len() == length)
+        .ok_or_else(|| BlobError::NoRanges { digest: descriptor.digest.clone() })
 }
 
 /// The missing ranges, split at multiples of a size, in order. An iterator, because a manifest may declare any size.
@@ -143,7 +183,7 @@ impl<'s> BlobFetch<'s> {
     async fn open(&self, host: &'s SessionHost, part: &Range<u64>) -> Result<Option<BlobBody>, RequestError> {
         let whole = 0..self.descriptor.size;
         let part = if self.ranges_failed.load(Ordering::Relaxed) { &whole } else { part };
-        match self.session.open_at(host, self.descriptor, part.start, part.end).await {
+        match self.session.open_at(host, self.descriptor, part.start, part.end, RequestSize::Blob).await {
             Ok(body) => {
                 self.session.watcher.notify(FetchNotice::Host(body.host.clone()));
                 Ok(Some(body))
@@ -311,7 +351,7 @@ impl BlobError {
     pub fn fetch_kind(&self) -> Option<&FetchErrorKind> {
         match self {
             BlobError::Fetch(error) => Some(&*error.kind),
-            BlobError::Sink { .. } => None,
+            BlobError::Sink { .. } | BlobError::NoRanges { .. } => None,
         }
     }
 
@@ -319,7 +359,7 @@ impl BlobError {
     pub fn hint(&self) -> Option<Hint> {
         match self {
             BlobError::Fetch(error) => error.hint(),
-            BlobError::Sink { .. } => None,
+            BlobError::Sink { .. } | BlobError::NoRanges { .. } => None,
         }
     }
 }

@@ -1,6 +1,8 @@
 //! Blobs in ranges, broken and resumed; each test counts what was downloaded again.
 
-use larder_registry::{BlobError, BlobSink, ByteRanges, FetchNotice, RegistryClient, fetch_blob};
+use larder_registry::{
+    BlobError, BlobSink, ByteRanges, FetchNotice, RegistryClient, RegistryConfig, fetch_blob, fetch_range,
+};
 use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, LoggedRequest, ResponseFault};
 use std::sync::Arc;
 use std::time::Duration;
@@ -306,7 +308,7 @@ async fn nothing_is_written_once_the_fetch_is_dropped() {
     let (_, blob) = put_blob(&registry, 5_000_000);
     // So that no fetch is over before it is dropped.
     registry.fault(FaultTrigger::path("/blobs/"), ResponseFault::StallAfter(600_000));
-    let config = larder_registry::RegistryConfig { range_size: 1_000_000, ..quick() };
+    let config = RegistryConfig { range_size: 1_000_000, ..quick() };
     let session = session(config, &registry.image("a/b"));
     for _ in 0..20 {
         let (writes, written) = std::sync::mpsc::channel();
@@ -351,7 +353,7 @@ async fn connections_to_a_registry_are_bounded_over_all_pulls() {
     let registry = FaultRegistry::start();
     let blobs: Vec<_> = (1..=6).map(|number| put_blob(&registry, SIZE / 2 + number)).collect();
     registry.fault(FaultTrigger::path("/blobs/"), ResponseFault::Trickle(20_000, Duration::from_millis(5)));
-    let config = larder_registry::RegistryConfig { connections: 5, ..quick() };
+    let config = RegistryConfig { connections: 5, ..quick() };
     let client = RegistryClient::new(config);
     let session = client.session(&reference(&registry.image("a/b")), None).unwrap();
     let none = ByteRanges::new();
@@ -365,4 +367,39 @@ async fn connections_to_a_registry_are_bounded_over_all_pulls() {
     });
     futures_util::future::join_all(fetches).await;
     assert_eq!(registry.most_connections(), 5);
+}
+
+#[tokio::test]
+async fn one_range_is_fetched_again_where_it_breaks_and_a_registry_without_ranges_is_named() {
+    let registry = FaultRegistry::start();
+    let (content, blob) = put_blob(&registry, SIZE);
+    let session = session(quick(), &registry.image("a/b"));
+    registry.fault(FaultTrigger::path("/blobs/").once(), ResponseFault::ResetAfter(10));
+    assert_eq!(fetch_range(&session, &blob, 5..70_000).await.unwrap(), content[5..70_000]);
+    assert_eq!(registry.requests()[1].range.as_deref(), Some("bytes=5-69999"));
+    registry.fault(FaultTrigger::path("/blobs/"), ResponseFault::IgnoreRange);
+    let error = fetch_range(&session, &blob, 5..70_000).await.unwrap_err();
+    assert!(matches!(error, BlobError::NoRanges { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_range_that_a_reader_waits_for_does_not_queue_behind_blobs() {
+    let registry = FaultRegistry::start();
+    let (content, blob) = put_blob(&registry, SIZE);
+    let config = RegistryConfig { connections: 1, ..quick() };
+    let session = session(config, &registry.image("a/b"));
+    let first = FaultTrigger::path("/blobs/").from(0);
+    registry.fault(first, ResponseFault::Trickle(1, Duration::from_secs(1)));
+    let (sink, none) = (MemorySink::new(), ByteRanges::new());
+    let whole = fetch_blob(&session, &blob, &none, sink);
+    let range = async {
+        while registry.requests().is_empty() {
+            tokio::task::yield_now().await;
+        }
+        fetch_range(&session, &blob, 700..900).await.unwrap()
+    };
+    tokio::select! {
+        range = range => assert_eq!(range, content[700..900]),
+        _ = whole => panic!("it takes days"),
+    }
 }

@@ -49,12 +49,13 @@ pub struct FaultTrigger {
     part: String,
     nth: RangeInclusive<usize>,
     ranged: bool,
+    from: Option<u64>,
 }
 
 impl FaultTrigger {
     /// Requests whose path and query contain `part`.
     pub fn path(part: impl Into<String>) -> FaultTrigger {
-        FaultTrigger { part: part.into(), nth: 1..=usize::MAX, ranged: false }
+        FaultTrigger { part: part.into(), nth: 1..=usize::MAX, ranged: false, from: None }
     }
 
     /// Only the first, second, ... of them, counted from when the rule was given.
@@ -76,6 +77,12 @@ impl FaultTrigger {
         self.ranged = true;
         self
     }
+
+    /// Only those that ask for a range from this byte.
+    #[must_use]
+    pub fn from(self, byte: u64) -> FaultTrigger {
+        FaultTrigger { from: Some(byte), ..self.ranged() }
+    }
 }
 
 #[derive(Debug)]
@@ -91,8 +98,9 @@ impl InjectedFault {
     }
 
     /// Returns the fault of this rule for a request.
-    fn apply(&mut self, path: &str, ranged: bool) -> Option<ResponseFault> {
-        if !path.contains(&self.on.part) || (self.on.ranged && !ranged) {
+    fn apply(&mut self, path: &str, range: Option<u64>) -> Option<ResponseFault> {
+        let is_elsewhere = self.on.from.is_some_and(|from| range != Some(from));
+        if !path.contains(&self.on.part) || (self.on.ranged && range.is_none()) || is_elsewhere {
             return None;
         }
         self.seen += 1;
@@ -100,11 +108,12 @@ impl InjectedFault {
     }
 }
 
-/// Every rule counts the request, and the first that acts on it is taken.
-pub(super) fn choose(rules: &mut [InjectedFault], path: &str, ranged: bool) -> Option<ResponseFault> {
+/// Every rule counts the request, and the first that acts on it is taken. `range` is where the range begins that it asks
+/// for.
+pub(super) fn choose(rules: &mut [InjectedFault], path: &str, range: Option<u64>) -> Option<ResponseFault> {
     let mut chosen = None;
     for rule in rules {
-        let fault = rule.apply(path, ranged);
+        let fault = rule.apply(path, range);
         chosen = chosen.or(fault);
     }
     chosen
@@ -120,11 +129,11 @@ mod tests {
             InjectedFault::new(FaultTrigger::path("/blobs/").nth(2..=3), ResponseFault::Hangup),
             InjectedFault::new(FaultTrigger::path("/").ranged(), ResponseFault::Corrupt),
         ];
-        let mut asked = |path: &str, ranged| choose(&mut rules, path, ranged);
-        assert_eq!(asked("/v2/a/blobs/x", false), None);
-        assert_eq!(asked("/v2/a/manifests/x", false), None);
-        assert_eq!(asked("/v2/a/blobs/x", true), Some(ResponseFault::Hangup));
-        assert_eq!(asked("/v2/a/blobs/x", false), Some(ResponseFault::Hangup));
-        assert_eq!(asked("/v2/a/blobs/x", true), Some(ResponseFault::Corrupt));
+        let mut asked = |path: &str, range| choose(&mut rules, path, range);
+        assert_eq!(asked("/v2/a/blobs/x", None), None);
+        assert_eq!(asked("/v2/a/manifests/x", None), None);
+        assert_eq!(asked("/v2/a/blobs/x", Some(7)), Some(ResponseFault::Hangup));
+        assert_eq!(asked("/v2/a/blobs/x", None), Some(ResponseFault::Hangup));
+        assert_eq!(asked("/v2/a/blobs/x", Some(7)), Some(ResponseFault::Corrupt));
     }
 }

@@ -82,7 +82,7 @@ impl ServedConnection {
             let mut state = self.shared.lock();
             let entry = state.log.len();
             state.log.push(logged(&head, &body));
-            let fault = choose(&mut state.faults, &head.path, head.field("range").is_some());
+            let fault = choose(&mut state.faults, &head.path, head.range().map(|(first, _)| first));
             let answer = state.answer(&head, &body, &self.own, fault.as_ref());
             (entry, fault, answer)
         };
