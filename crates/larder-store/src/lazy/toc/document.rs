@@ -11,7 +11,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use super::error::TocError;
+use super::error::{TocError, excerpt};
 
 /// The only version there is.
 const VERSION: u64 = 1;
@@ -128,7 +128,8 @@ pub(super) fn read_document(
     if let Some(error) = refused {
         return Err(error);
     }
-    let parts = parts.map_err(TocError::Json)?;
+    let parts =
+        parts.map_err(|error| TocError::Json(excerpt(&error.to_string()).escape_debug().to_string()))?;
     match parts.version {
         Some(VERSION) => {}
         Some(version) => return Err(TocError::Version(version)),

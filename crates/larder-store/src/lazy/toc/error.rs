@@ -55,8 +55,8 @@ pub(crate) enum TocError {
         found: String,
     },
     /// Not JSON, or JSON of another form.
-    #[error("the table of contents is malformed")]
-    Json(#[source] serde_json::Error),
+    #[error("the table of contents is malformed: {0}")]
+    Json(String),
     /// A version of the format that is not known.
     #[error("unknown version {0} of the table of contents")]
     Version(u64),
@@ -177,4 +177,9 @@ pub(crate) enum ChunkError {
         /// Its plain size.
         size: u64,
     },
+}
+
+/// The beginning of a text of a stranger, for a message.
+pub(super) fn excerpt(text: &str) -> String {
+    text.chars().take(200).collect()
 }

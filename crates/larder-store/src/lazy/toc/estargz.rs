@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use larder::reference::Digest;
+use larder_erofs::ErofsTime;
 
 use super::chunk::{ChunkContent, CompressedChunk, TocChunk, skip_bytes};
 use super::document::read_document;
@@ -118,7 +119,10 @@ fn read_document_file(members: &[u8], options: &UnpackOptions) -> Result<Documen
     let mut plain = from_reader(GzipReader::new(members));
     let mut archive = LayerArchive::new(TarStream::new(&mut plain, None, options), options);
     let entry = archive.next().map_err(archive_error)?;
-    let entry = entry.filter(is_document).ok_or_else(|| mismatch(DOCUMENT_NAME, None))?;
+    let entry = entry.ok_or_else(|| mismatch(DOCUMENT_NAME, None))?;
+    if entry != document_entry(entry.size) {
+        return Err(mismatch(DOCUMENT_NAME, Some(&entry)));
+    }
     if entry.size > MAX_DOCUMENT_BYTES {
         return Err(TocError::Limit { what: "bytes", limit: MAX_DOCUMENT_BYTES });
     }
@@ -155,13 +159,25 @@ fn has_document(
     }
     match archive.next().map_err(archive_error)? {
         None => Ok(false),
-        Some(entry) if is_document(&entry) => Ok(true),
+        Some(entry) if entry == document_entry(entry.size) => Ok(true),
         Some(entry) => Err(mismatch(DOCUMENT_NAME, Some(&entry))),
     }
 }
 
-fn is_document(entry: &LayerEntry) -> bool {
-    entry.path == DOCUMENT_NAME && entry.kind == LayerEntryKind::File
+/// The document as all writers enter it: nothing but its content has a digest in the manifest.
+fn document_entry(size: u64) -> LayerEntry {
+    LayerEntry {
+        path: DOCUMENT_NAME.to_vec(),
+        kind: LayerEntryKind::File,
+        link: Vec::new(),
+        size,
+        mode: 0,
+        uid: 0,
+        gid: 0,
+        mtime: ErofsTime { seconds: 0, nanos: 0 },
+        device: (0, 0),
+        xattrs: Vec::new(),
+    }
 }
 
 fn archive_error(error: UnpackError) -> TocError {
@@ -173,6 +189,10 @@ fn archive_error(error: UnpackError) -> TocError {
 
 fn mismatch(expected: &[u8], found: Option<&LayerEntry>) -> TocError {
     let quoted = |path: &[u8]| format!("{:?}", named(path).to_string_lossy());
-    let found = found.map_or_else(|| "no such entry".to_owned(), |entry| quoted(&entry.path));
+    let found = match found {
+        None => "no such entry".to_owned(),
+        Some(entry) if entry.path == expected => format!("another {}", quoted(&entry.path)),
+        Some(entry) => quoted(&entry.path),
+    };
     TocError::Mismatch { expected: quoted(expected), found }
 }

@@ -8,7 +8,7 @@ use larder_erofs::ErofsTime;
 
 use super::chunk::{ChunkContent, CompressedChunk, TocChunk};
 use super::document::TocRecord;
-use super::error::{TocEntryProblem, TocError};
+use super::error::{TocEntryProblem, TocError, excerpt};
 use crate::unpack::{LayerEntry, LayerEntryKind, UnpackLimits, named};
 
 /// Bytes that are decompressed for one chunk, at most: it is memory, and a reader waits for it.
@@ -128,31 +128,24 @@ impl<'a> TableBuilder<'a> {
     fn add_entry(&mut self, record: &TocRecord<'_>) -> Result<(), TocEntryProblem> {
         let kind = kind_of(&record.kind)?;
         check_names(record, self.limits)?;
-        let is_file = kind == LayerEntryKind::File;
-        let size = if is_file { record.size } else { 0 };
-        if is_file && size > 0 {
-            let end = if record.chunk_size == 0 { size } else { record.chunk_size };
-            self.file = Some(OpenFile {
-                name: record.name.as_bytes().to_vec(),
-                size,
-                covered: 0,
-                end_offset: record.end_offset,
-            });
-            self.file_bytes = self.file_bytes.saturating_add(size);
-            self.entries.push(TocEntry { entry: layer_entry(record, kind, size)?, chunks: Vec::new() });
-            // The digest of a file is that of its only chunk.
-            let digest = if record.chunk_digest.is_empty() && end == size {
-                &record.digest
-            } else {
-                &record.chunk_digest
-            };
-            self.push_chunk(record, end, digest)?;
-        } else {
-            self.entries.push(TocEntry { entry: layer_entry(record, kind, size)?, chunks: Vec::new() });
+        let size = if kind == LayerEntryKind::File { record.size } else { 0 };
+        let entry = layer_entry(record, kind, size)?;
+        self.file_bytes = self.file_bytes.saturating_add(size);
+        self.memory = self.memory.saturating_add(entry_bytes(&entry));
+        self.entries.push(TocEntry { entry, chunks: Vec::new() });
+        if size == 0 {
+            return Ok(());
         }
-        let entry = self.entries.last().map_or(0, |entry| entry_bytes(&entry.entry));
-        self.memory = self.memory.saturating_add(entry);
-        Ok(())
+        self.file = Some(OpenFile {
+            name: record.name.as_bytes().to_vec(),
+            size,
+            covered: 0,
+            end_offset: record.end_offset,
+        });
+        let chunk = if record.chunk_size == 0 { size } else { record.chunk_size };
+        // The digest of a file is that of its only chunk.
+        let is_only = record.chunk_digest.is_empty() && chunk == size;
+        self.push_chunk(record, chunk, if is_only { &record.digest } else { &record.chunk_digest })
     }
 
     fn add_chunk(&mut self, record: &TocRecord<'_>) -> Result<(), TocEntryProblem> {
@@ -204,7 +197,10 @@ impl<'a> TableBuilder<'a> {
 
     /// Goes on with data at an offset of the blob, `inner` plain bytes after it.
     fn place(&mut self, offset: u64, inner: u64, size: u64) -> Result<(), TocEntryProblem> {
-        let plain_end = inner.checked_add(size).ok_or(TocEntryProblem::LargeChunk { limit: u64::MAX })?;
+        let plain_end = inner.saturating_add(size);
+        if plain_end > i64::MAX as u64 {
+            return Err(TocEntryProblem::LargeChunk { limit: i64::MAX as u64 });
+        }
         let continues = offset == self.stream.start && offset > 0;
         if continues && self.stream.floor > offset {
             return Err(TocEntryProblem::Offset { offset, allowed: self.stream.floor..self.data_end });
@@ -361,9 +357,4 @@ pub(super) fn sha256_of(text: &str) -> Option<[u8; 32]> {
         *byte = u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
     }
     Some(bytes)
-}
-
-/// The beginning of a text, for a message.
-fn excerpt(text: &str) -> String {
-    text.chars().take(80).collect()
 }
