@@ -30,6 +30,9 @@ const FOOTER_BYTES: usize = 51;
 /// Bytes of the blob's end that are read first: footer and document of most layers.
 const FIRST_BYTES: u64 = 128 << 10;
 
+/// Bytes before the document that are read with it: the last file of most layers.
+const LAST_FILE_BYTES: u64 = 16 << 10;
+
 /// Bytes of the blob's end that are read at most: document, and the chunk before it.
 const MAX_END_BYTES: u64 = MAX_DOCUMENT_BYTES + MAX_CHUNK_BYTES;
 
@@ -79,7 +82,9 @@ impl EStargzToc {
             let bytes = bytes.get(usize::try_from(offset.checked_sub(start)?).ok()?..)?;
             bytes.get(..bytes.len() - FOOTER_BYTES)
         };
-        let Some(member) = from(offset) else { return Ok(TocStep::Needs(offset..blob_size)) };
+        let Some(member) = from(offset) else {
+            return Ok(TocStep::Needs(offset.saturating_sub(LAST_FILE_BYTES)..blob_size));
+        };
         let options = UnpackOptions { limits: limits.clone(), ..UnpackOptions::default() };
         let document = read_document_file(member, &options)?;
         self.digest

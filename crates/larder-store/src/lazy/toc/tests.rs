@@ -15,18 +15,15 @@ use crate::unpack::{
     GzipReader, LayerArchive, LayerEntry, LayerEntryKind, TarStream, UnpackOptions, from_reader,
 };
 
-/// A layer of another writer, made from the archive of `make-layer.py` beside it.
+/// A layer of another writer. `make-layer.py` beside it says how it was made.
 struct Fixture {
     blob: Vec<u8>,
     layer: Descriptor,
 }
 
-/// With skopeo 1.9 in a time zone of its own, the compressor of containers/storage (August 2025), and estargz (August
-/// 2026) with chunks of 60,000 bytes: with zstdchunked, by `Build`, by `AppendTarLossLess`, with a minimal chunk size,
-/// and with prioritized files. The archives for estargz have whole seconds.
 const FIXTURES: [&str; 8] = [
     "skopeo-1.9",
-    "containers-storage",
+    "podman-5.8",
     "stargz-zstd",
     "estargz",
     "estargz-lossless",
@@ -390,8 +387,10 @@ fn estargz_is_read_in_as_many_steps_as_it_needs() {
         let footer = size - 51..size;
         let mut ranges = vec![footer];
         assert_eq!(read_from(&format, &blob, &mut ranges).unwrap(), whole, "{name}");
-        assert_eq!(ranges.len(), 3, "{name}: {ranges:?}");
-        assert!(ranges[2].start > 0, "{name}: {ranges:?}");
+        // Small files share a stream, which begins before what is read with the document.
+        let expected = if *name == "estargz-small-files" { 3 } else { 2 };
+        assert_eq!(ranges.len(), expected, "{name}: {ranges:?}");
+        assert!(ranges.iter().all(|range| range.start > 0), "{name}: {ranges:?}");
     }
 }
 
