@@ -4,6 +4,7 @@
 
 pub mod archive;
 pub mod backend_suite;
+pub mod chunked_layer;
 pub mod fake_backend;
 pub mod fault_registry;
 mod free_address;

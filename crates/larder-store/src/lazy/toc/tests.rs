@@ -6,8 +6,10 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use larder::reference::Digest;
+use larder_erofs::ErofsTime;
 use larder_registry::manifest::Descriptor;
-use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
+use larder_testkit::archive::{TarBuilder, TarBuilderEntry, edge_case_layers};
+use larder_testkit::chunked_layer::{ChunkedFormat, ChunkedLayer};
 use proptest::prelude::*;
 
 use super::*;
@@ -76,8 +78,10 @@ fn read_from(
 fn unpack(blob: &[u8]) -> Vec<(LayerEntry, Vec<u8>)> {
     let plain: Box<dyn Read + '_> = if blob.starts_with(b"\x1f\x8b") {
         Box::new(GzipReader::new(blob))
-    } else {
+    } else if blob.starts_with(b"\x28\xb5\x2f\xfd") {
         Box::new(zstd::stream::read::Decoder::with_buffer(blob).unwrap())
+    } else {
+        Box::new(blob)
     };
     let (options, mut entries) = (UnpackOptions::default(), Vec::new());
     let mut plain = from_reader(plain);
@@ -112,23 +116,46 @@ fn content(format: &TocFormat, entry: &TocEntry, blob: &[u8]) -> Vec<u8> {
     pieces.collect::<Vec<_>>().concat()
 }
 
+/// The time in an eStargz table.
+fn whole_seconds(time: ErofsTime) -> ErofsTime {
+    ErofsTime { seconds: time.seconds + i64::from(time.nanos >= 500_000_000), nanos: 0 }
+}
+
+/// Compares the table of a blob with the archive. Returns the largest number of chunks that a file has.
+fn check_table(name: &str, Fixture { blob, layer }: &Fixture) -> usize {
+    let format = TocFormat::of(layer).unwrap();
+    let (table, _) = read(&format, blob).unwrap_or_else(|error| panic!("{name}: {error:?}"));
+    let expected = unpack(blob);
+    for (found, (entry, bytes)) in table.entries.iter().zip(&expected) {
+        let path = String::from_utf8_lossy(&entry.path);
+        let mtime = match &format {
+            TocFormat::ZstdChunked(_) => entry.mtime,
+            TocFormat::EStargz(_) => whole_seconds(entry.mtime),
+        };
+        assert_eq!(found.entry, LayerEntry { mtime, ..entry.clone() }, "{name}, {path}");
+        assert_eq!(found.chunks.iter().map(|chunk| chunk.size).sum::<u64>(), bytes.len() as u64);
+        assert_eq!(content(&format, found, blob), *bytes, "{name}, {path}");
+    }
+    assert_eq!(table.entries.len(), expected.len(), "{name}");
+    table.entries.iter().map(|entry| entry.chunks.len()).max().unwrap_or(0)
+}
+
 #[test]
 fn tables_of_other_writers_are_equal_to_their_archives() {
     for name in FIXTURES {
-        let Fixture { blob, layer } = fixture(name);
-        let format = TocFormat::of(&layer).unwrap();
-        let (table, _) = read(&format, &blob).unwrap_or_else(|error| panic!("{name}: {error:?}"));
-        let expected = unpack(&blob);
-        assert!(expected.len() >= 19, "{name}");
-        for (found, (entry, bytes)) in table.entries.iter().zip(&expected) {
-            let path = String::from_utf8_lossy(&entry.path);
-            assert_eq!(found.entry, *entry, "{name}, {path}");
-            assert_eq!(found.chunks.iter().map(|chunk| chunk.size).sum::<u64>(), bytes.len() as u64);
-            assert_eq!(content(&format, found, &blob), *bytes, "{name}, {path}");
+        assert!(check_table(name, &fixture(name)) >= 3, "{name}");
+    }
+}
+
+#[test]
+fn tables_of_the_testkit_are_equal_to_their_archives() {
+    for format in [ChunkedFormat::ZstdChunked, ChunkedFormat::EStargz] {
+        for (archive, chunks) in edge_case_layers().iter().zip([3, 1]) {
+            let ChunkedLayer { blob, archive, annotations } = ChunkedLayer::new(archive, format, 1_000_000);
+            assert_eq!(unpack(&archive), unpack(&blob));
+            let layer = descriptor(&blob, annotations);
+            assert_eq!(check_table(&format!("{format:?}"), &Fixture { blob, layer }), chunks);
         }
-        assert_eq!(table.entries.len(), expected.len(), "{name}");
-        let chunks = table.entries.iter().map(|entry| entry.chunks.len()).max().unwrap();
-        assert!(chunks >= 3, "{name}: {chunks}");
     }
 }
 
