@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
-use nix::sys::fanotify::{EventFFlags, Fanotify, InitFlags, MarkFlags, MaskFlags};
+use nix::sys::fanotify::{EventFFlags, Fanotify, FanotifyEvent, InitFlags, MarkFlags, MaskFlags};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fs::{CWD, Mode, OFlags};
@@ -65,7 +65,9 @@ pub(crate) enum GroupState {
 pub(crate) enum Answer {
     /// The data is there: the reader reads it.
     Allow,
-    /// The data cannot be had: the reader gets an input/output error.
+    /// The data cannot be had. Where EROFS reads ahead, it then reads page by page, with an event for each: the reader
+    /// gets an input/output error (a signal, if it reads through a mapping) once the event of its page is denied. A
+    /// page that was read alone is read once more first.
     Deny,
 }
 
@@ -94,7 +96,7 @@ impl PreContentEvent {
 
     fn send(&mut self, answer: Answer) -> io::Result<()> {
         self.answered = true;
-        respond(self.shared.group.as_fd(), self.number, answer)?;
+        respond(self.shared.kept.group.as_fd(), self.number, answer)?;
         self.shared.returned.lock().slots.push(self.slot);
         self.shared.wake()
     }
@@ -132,7 +134,7 @@ fn respond(group: BorrowedFd<'_>, number: i32, answer: Answer) -> io::Result<()>
 /// Descriptors that all threads but the event thread use.
 #[derive(Debug)]
 struct Shared {
-    group: OwnedFd,
+    kept: KeptGroup,
     wake: OwnedFd,
     returned: Arc<Mutex<Returned>>,
 }
@@ -178,6 +180,7 @@ impl PreContentGroup {
                 if state == GroupState::Lost {
                     marker.write(Mark::Lost)?; // before the keeper has a new group, which would look like the old one
                 }
+                keeper.release()?; // what is left of the lost group
                 let kept = KeptGroup { group: new_group()?, journal: EventJournal::create()? };
                 let journal = EventJournal::open(&kept.journal)?;
                 keeper.keep(&kept)?;
@@ -187,28 +190,33 @@ impl PreContentGroup {
         if state != GroupState::Lost {
             marker.write(Mark::InUse)?;
         }
-        Ok((PreContentGroup::start(kept.group, journal, marker)?, state))
+        Ok((PreContentGroup::start(kept, journal, marker)?, state))
     }
 
-    fn start(group: OwnedFd, journal: EventJournal, marker: GroupMarker) -> io::Result<PreContentGroup> {
+    fn start(kept: KeptGroup, journal: EventJournal, marker: GroupMarker) -> io::Result<PreContentGroup> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let returned = Arc::new(Mutex::new(Returned::default()));
         let (sender, events) = channel();
-        let thread =
-            EventThread::new(group.as_raw_fd(), wake.as_raw_fd(), Arc::clone(&returned), journal, sender);
-        let shared = Arc::new(Shared { group, wake, returned });
+        let thread = EventThread::new(
+            kept.group.as_raw_fd(),
+            wake.as_raw_fd(),
+            Arc::clone(&returned),
+            journal,
+            sender,
+        );
+        let shared = Arc::new(Shared { kept, wake, returned });
         let thread = std::thread::Builder::new().name("layer-events".into()).spawn(|| thread.run())?;
         Ok(PreContentGroup { shared, events: Mutex::new(events), thread: Some(thread), marker })
     }
 
     /// Reads of this file raise events from now on, where the file is opened or mounted afterwards.
     pub(crate) fn mark(&self, file: BorrowedFd<'_>) -> io::Result<()> {
-        change_mark(self.shared.group.as_fd(), MarkFlags::FAN_MARK_ADD, file)
+        change_mark(self.shared.kept.group.as_fd(), MarkFlags::FAN_MARK_ADD, file)
     }
 
     /// Reads of this file raise no more events; those outstanding still need an answer. Succeeds without a mark.
     pub(crate) fn unmark(&self, file: BorrowedFd<'_>) -> io::Result<()> {
-        match change_mark(self.shared.group.as_fd(), MarkFlags::FAN_MARK_REMOVE, file) {
+        match change_mark(self.shared.kept.group.as_fd(), MarkFlags::FAN_MARK_REMOVE, file) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             done => done,
         }
@@ -227,6 +235,11 @@ impl PreContentGroup {
     pub(crate) fn stop(&self) -> io::Result<()> {
         self.shared.returned.lock().stopped = true;
         self.shared.wake()
+    }
+
+    /// Has the keeper keep the group if it does so no more: its process may have been killed.
+    pub(crate) fn renew(&self, keeper: &dyn GroupKeeper) -> io::Result<()> {
+        keeper.keep(&self.shared.kept)
     }
 
     /// The images that may have been read wrongly are dealt with: the next start does not report the loss again.
@@ -285,7 +298,7 @@ pub(crate) fn open_without_events(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let _opened = rustix::fs::open(path, flags, Mode::empty())?;
     let events = group.read_events()?;
-    let file = events.iter().find_map(|event| event.fd()).ok_or(io::ErrorKind::NotFound)?;
+    let file = events.iter().find_map(FanotifyEvent::fd).ok_or(io::ErrorKind::NotFound)?;
     file.try_clone_to_owned()
 }
 
@@ -446,9 +459,8 @@ impl EventThread {
             Err(errno) => {
                 self.journal.clear(slot);
                 return match errno {
-                    Errno::AGAIN | Errno::INTR => Ok(false),
-                    // The kernel has denied this event, which it could not give a descriptor for memory, or for files.
-                    Errno::NOMEM | Errno::NFILE | Errno::MFILE => Ok(false),
+                    // In the last three cases the kernel has denied an event for which it has no descriptor.
+                    Errno::AGAIN | Errno::INTR | Errno::NOMEM | Errno::NFILE | Errno::MFILE => Ok(false),
                     errno => Err(errno.into()),
                 };
             }

@@ -212,3 +212,78 @@ impl Drop for EventJournal {
         let _ = unsafe { rustix::mm::munmap(self.memory.as_ptr().cast::<c_void>(), size_of::<Memory>()) };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// An event as the kernel writes it, with a range or without.
+    fn event(number: i32, range: Option<(u64, u64)>) -> Vec<u8> {
+        let length = if range.is_some() { EVENT_SIZE } else { METADATA_SIZE };
+        let mut bytes = u32::try_from(length).unwrap().to_ne_bytes().to_vec();
+        bytes.extend([3, 0]); // version, reserved
+        bytes.extend(24_u16.to_ne_bytes());
+        bytes.extend(0x0010_0000_u64.to_ne_bytes());
+        bytes.extend(number.to_ne_bytes());
+        bytes.extend(42_i32.to_ne_bytes());
+        if let Some((offset, count)) = range {
+            bytes.extend([RANGE_TYPE, 0]);
+            bytes.extend(24_u16.to_ne_bytes());
+            bytes.extend([0; 4]);
+            bytes.extend([offset.to_ne_bytes(), count.to_ne_bytes()].concat());
+        }
+        bytes
+    }
+
+    fn record(number: i32, range: Range<u64>) -> EventRecord {
+        EventRecord { number, pid: 42, range }
+    }
+
+    #[test]
+    fn an_event_without_a_range_is_about_the_whole_file() {
+        assert_eq!(EventRecord::parse(&event(5, Some((4096, 100)))), [record(5, 4096..4196)]);
+        assert_eq!(EventRecord::parse(&event(5, Some((1, u64::MAX)))), [record(5, 1..u64::MAX)]);
+        let two = [event(6, None), event(7, None)].concat();
+        assert_eq!(EventRecord::parse(&two), [record(6, 0..u64::MAX), record(7, 0..u64::MAX)]);
+        assert_eq!(EventRecord::parse(&[0; EVENT_SIZE]), []);
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_reading_an_event_panic(bytes: Vec<u8>, count in 0_u64..100, cut in 0_usize..48) {
+            EventRecord::parse(&bytes);
+            let event = event(5, Some((0, count)));
+            EventRecord::parse(&[&event[..cut], &bytes[..]].concat());
+        }
+    }
+
+    #[test]
+    fn the_next_process_finds_events_that_are_not_cleared() {
+        let file = EventJournal::create().unwrap();
+        let id = FileId { dev: 1, ino: 2 };
+        {
+            let mut journal = EventJournal::open(&file).unwrap();
+            for (slot, number) in [(0, 10), (1, 11), (511, 12)] {
+                journal.buffer(slot).copy_from_slice(&event(number, Some((0, 1))));
+            }
+            journal.set_file(0, id);
+            journal.set_file(1, id);
+            journal.clear(0);
+        }
+        let mut journal = EventJournal::open(&file).unwrap();
+        let expected = [(1, Some(id), vec![record(11, 0..1)]), (511, None, vec![record(12, 0..1)])];
+        assert_eq!(journal.recover(), expected, "a kill came before the file of the last one was added");
+        journal.clear(511);
+        journal.buffer(0).copy_from_slice(&event(13, Some((0, 1))));
+        assert_eq!(journal.recover()[0].1, None, "the file of an earlier event does not count");
+    }
+
+    #[test]
+    fn another_file_is_no_journal() {
+        let other = rustix::fs::memfd_create("other", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&other, size_of::<Memory>() as u64).unwrap();
+        assert_eq!(EventJournal::open(&other).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+}

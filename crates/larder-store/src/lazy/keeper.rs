@@ -21,7 +21,7 @@ pub trait GroupKeeper: Send + Sync + fmt::Debug {
     /// Copies of the descriptors that are kept, which stay kept; `None` if there are none, or not both.
     fn take(&self) -> io::Result<Option<KeptGroup>>;
 
-    /// Keeps copies from now on, in place of those that are kept. After an error nothing new is kept.
+    /// Keeps copies from now on, unless some are kept already. After an error nothing new is kept.
     fn keep(&self, kept: &KeptGroup) -> io::Result<()>;
 
     /// Closes what is kept; succeeds if that is nothing.
