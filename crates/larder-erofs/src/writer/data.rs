@@ -152,7 +152,7 @@ impl<O: ErofsOutput> ErofsWriter<O> {
     }
 
     /// Leaves out all data of the file that was added last, and returns its place: offset and length in the layer. The
-    /// layer is as with the data, but for that place, which is full blocks. `None` if the layer has no data of the file.
+    /// layer is as with the data, but for that place, which is full blocks. `None` if the layer has no data of it.
     ///
     /// For layers without inline tails ([`ErofsOptions::max_inline_tail`](crate::ErofsOptions)) and files without
     /// holes.

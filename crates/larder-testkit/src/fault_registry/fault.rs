@@ -108,8 +108,8 @@ impl InjectedFault {
     }
 }
 
-/// Every rule counts the request, and the first that acts on it is taken. `range` is where the range begins that it asks
-/// for.
+/// Every rule counts the request, and the first that acts on it is taken. `range` is where the range begins that it
+/// asks for.
 pub(super) fn choose(rules: &mut [InjectedFault], path: &str, range: Option<u64>) -> Option<ResponseFault> {
     let mut chosen = None;
     for rule in rules {
