@@ -35,7 +35,7 @@ pub struct ErofsFile {
     pub implied_bytes: u64,
     /// Length of the blob that the layer has as its only file; 0 if it is made of an archive.
     pub blob_bytes: u64,
-    /// SHA-256 of the SHA-256 digests of all pieces, in hexadecimal digits.
+    /// SHA-256 of the SHA-256 digests of all pieces, in hexadecimal digits. Empty while data is missing.
     pub sha256_of_pieces: String,
 }
 
@@ -62,7 +62,7 @@ impl PieceLayout {
 }
 
 impl ErofsFile {
-    /// Returns the file of a layer whose record is lost. No file has it.
+    /// Returns the file of a layer whose record is lost, or whose data is missing. No file has it.
     pub(crate) fn unknown() -> ErofsFile {
         ErofsFile { bytes: 0, implied_bytes: 0, blob_bytes: 0, sha256_of_pieces: String::new() }
     }
@@ -94,6 +94,8 @@ pub(crate) struct PieceHasher {
     /// Bytes of the blob, or 0, and its digest.
     blob: (u64, [u8; 32]),
     changed: BTreeSet<usize>,
+    /// Bytes were left out: the digest is not known.
+    skipped: bool,
 }
 
 impl PieceHasher {
@@ -111,11 +113,22 @@ impl PieceHasher {
             piece_end,
             blob,
             changed: BTreeSet::new(),
+            skipped: false,
         }
+    }
+
+    /// Leaves out bytes that are not known yet. The digest of the file is unknown then, too: empty.
+    pub(crate) fn skip(&mut self, count: u64) {
+        self.skipped = true;
+        self.position += count;
     }
 
     /// Takes bytes that follow the earlier ones.
     pub(crate) fn update(&mut self, mut bytes: &[u8]) {
+        if self.skipped {
+            self.position += bytes.len() as u64;
+            return;
+        }
         while !bytes.is_empty() {
             let left = usize::try_from(self.piece_end - self.position).unwrap_or(usize::MAX);
             let (now, rest) = bytes.split_at(bytes.len().min(left));
@@ -147,6 +160,9 @@ impl PieceHasher {
 
     /// Notes that bytes of the file were replaced, which are not the blob's.
     pub(crate) fn replace(&mut self, offset: u64, length: usize) {
+        if self.skipped {
+            return;
+        }
         let layout = PieceLayout { bytes: self.position, blob_bytes: self.blob.0 };
         let end = offset + length as u64;
         let changed = layout.pieces().enumerate().skip_while(|(_, piece)| piece.end <= offset);
@@ -156,6 +172,9 @@ impl PieceHasher {
     /// Hashes the replaced pieces again, as they are in the file.
     pub(crate) fn finish(mut self, file: &File) -> io::Result<ErofsFile> {
         let layout = PieceLayout { bytes: self.position, blob_bytes: self.blob.0 };
+        if self.skipped {
+            return Ok(ErofsFile { bytes: self.position, ..ErofsFile::unknown() });
+        }
         if layout.pieces().count() > self.done.len() {
             self.end_piece();
         }

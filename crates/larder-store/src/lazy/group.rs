@@ -248,7 +248,7 @@ impl PreContentGroup {
     }
 
     /// Ends the group when no partial layer is left: the keeper closes it, too.
-    pub(crate) fn release(self, keeper: &dyn GroupKeeper) -> io::Result<()> {
+    pub(crate) fn release(&self, keeper: &dyn GroupKeeper) -> io::Result<()> {
         // The marker first: a kill before the keeper closes the group must not look like a loss.
         self.marker.remove()?;
         keeper.release()

@@ -174,7 +174,7 @@ impl UnpackError {
     }
 
     /// More than `limit` of something in the whole layer.
-    pub(super) fn over(limit: u64, what: &'static str) -> Self {
+    pub(crate) fn over(limit: u64, what: &'static str) -> Self {
         UnpackError::Limit { entry: None, what, limit, setting: None }
     }
 

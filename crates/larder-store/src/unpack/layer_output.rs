@@ -1,11 +1,11 @@
 //! The file that an EROFS layer is written to.
 
 use std::fs::File;
-use std::io;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::{fmt, io};
 
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 use larder::reference::Digest;
@@ -28,6 +28,8 @@ pub(super) struct LayerOutput {
     path: PathBuf,
     /// `None` while the layer waits for the layers below: it may be one of many.
     file: Option<File>,
+    /// A layer without its data that the file is, if it is no new one.
+    into: Option<Arc<dyn UnfilledLayer>>,
     /// Bytes that follow those in the file.
     pending: Vec<u8>,
     written: u64,
@@ -42,6 +44,20 @@ pub(super) struct LayerOutput {
     /// Temporary files so far.
     scratch_files: u32,
     progress: Arc<UnpackProgress>,
+}
+
+/// A layer in its place that has its metadata, and takes the bytes of its files.
+///
+/// A reader of it never sees other bytes than the layer's: they are verified before they are written.
+pub trait UnfilledLayer: fmt::Debug + Send + Sync {
+    /// Takes all bytes of the layer, one after the other. Those that it has must be the same.
+    fn fill(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
+
+    /// Takes bytes in place of earlier ones, which it must have. The first block comes so.
+    fn compare(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
+
+    /// Its file.
+    fn file(&self) -> &File;
 }
 
 /// The layer is no longer wanted.
@@ -61,6 +77,10 @@ impl LayerOutput {
         blob: Option<(u64, &Digest)>,
         options: &UnpackOptions,
     ) -> io::Result<LayerOutput> {
+        if let Some(layer) = &options.into {
+            let file = layer.file().try_clone()?;
+            return Ok(LayerOutput::new(path, file, PieceHasher::new(None), options));
+        }
         if let Some(reserve) = &options.reserve {
             reserve.admit(DiskSpace { bytes: 0, inodes: 1 })?;
         }
@@ -89,6 +109,7 @@ impl LayerOutput {
         LayerOutput {
             path: path.to_owned(),
             file: Some(file),
+            into: options.into.clone(),
             pending: Vec::new(),
             written: 0,
             present: 0,
@@ -107,9 +128,13 @@ impl LayerOutput {
     }
 
     fn open(&mut self) -> io::Result<&File> {
-        let file = match self.file.take() {
-            Some(file) => file,
-            None => fs_err::OpenOptions::new().read(true).write(true).open(&self.path)?.into_parts().0,
+        let file = match (self.file.take(), &self.into) {
+            (Some(file), _) => file,
+            // Another open file would ask for the data that it is to write.
+            (None, Some(layer)) => layer.file().try_clone()?,
+            (None, None) => {
+                fs_err::OpenOptions::new().read(true).write(true).open(&self.path)?.into_parts().0
+            }
         };
         Ok(self.file.insert(file))
     }
@@ -117,6 +142,11 @@ impl LayerOutput {
     /// Writes what follows. Long runs of zeros become holes: a layer of zeros takes no space.
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         let offset = self.written;
+        if let Some(layer) = &self.into {
+            layer.fill(offset, bytes)?;
+            self.pass(bytes.len());
+            return Ok(());
+        }
         if bytes.len() == BUFFER && is_zero(bytes) {
             self.written += BUFFER as u64;
             return Ok(());
@@ -167,8 +197,10 @@ impl LayerOutput {
     /// Writes what is pending, frees the buffer, and closes the file until the next write.
     pub(super) fn pause(&mut self) -> io::Result<()> {
         self.flush()?;
-        let written = self.written;
-        self.open()?.set_len(written)?;
+        if self.into.is_none() {
+            let written = self.written;
+            self.open()?.set_len(written)?;
+        }
         self.pending = Vec::new();
         self.file = None;
         Ok(())
@@ -220,9 +252,19 @@ impl ErofsOutput for LayerOutput {
         Ok(())
     }
 
+    fn skip(&mut self, count: u64) -> io::Result<()> {
+        self.flush()?;
+        self.hasher.skip(count);
+        self.written += count;
+        Ok(())
+    }
+
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.flush()?;
         self.hasher.replace(offset, bytes.len());
+        if let Some(layer) = &self.into {
+            return layer.compare(offset, bytes);
+        }
         self.open()?.write_all_at(bytes, offset)
     }
 }

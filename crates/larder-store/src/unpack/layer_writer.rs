@@ -9,6 +9,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use larder::reference::Digest;
 use larder_erofs::{
     EntryProblem, ErofsEntry, ErofsEntryKind, ErofsError, ErofsInode, ErofsOptions, ErofsTime, ErofsWriter,
     LowerLink, OverlayView,
@@ -65,6 +66,11 @@ pub struct FinishedLayer {
     pub depends_on_lowers: bool,
 }
 
+/// How a layer is written whose data comes later: none of it is in the metadata, which comes first.
+pub(super) fn without_data(diff_id: &Digest) -> ErofsOptions {
+    ErofsOptions { uuid: bytes_of(diff_id), max_inline_tail: 0, ..ErofsOptions::default() }
+}
+
 /// Writes the layer's data. The half of an unpacking that takes plain bytes.
 pub(super) fn write(
     mut feed: &mut dyn BufferSource,
@@ -80,7 +86,10 @@ pub(super) fn write(
     if let Some(record) = &mut record {
         archive = archive.with_frame(record);
     }
-    let form = ErofsOptions { uuid: bytes_of(expected.diff_id), ..ErofsOptions::default() };
+    let form = match &options.into {
+        Some(_) => without_data(expected.diff_id),
+        None => ErofsOptions { uuid: bytes_of(expected.diff_id), ..ErofsOptions::default() },
+    };
     let (mut layer, entries) = PendingLayer::read(&mut archive, path, form, options)?;
     let plain_bytes = archive.finish()?;
     record.map_or(Ok(()), ArchiveRecordWriter::finish)?;
@@ -91,8 +100,8 @@ pub(super) fn write(
         plain_bytes,
         entries,
         lower_work,
-        skipped_xattrs: layer.writer.skipped_xattrs(),
-        hides_lowers: layer.writer.hides_lowers(),
+        skipped_xattrs: layer.skipped_xattrs(),
+        hides_lowers: layer.hides_lowers(),
     };
     Ok((unpacked, layer))
 }
@@ -120,6 +129,17 @@ impl PendingLayer {
         })
     }
 
+    /// Begins a layer in a new file, whose data comes later.
+    pub(crate) fn without_data(
+        diff_id: &Digest,
+        path: &Path,
+        options: &UnpackOptions,
+    ) -> Result<PendingLayer, UnpackError> {
+        let options = &UnpackOptions { archive_record: None, ..options.clone() };
+        let file = LayerOutput::create(path, None, options);
+        PendingLayer::new(file, path, without_data(diff_id), options)
+    }
+
     /// Writes the data of all entries to a new file. Returns the number of entries, too.
     pub(super) fn read(
         archive: &mut LayerArchive<'_, impl BufferSource>,
@@ -140,6 +160,29 @@ impl PendingLayer {
         entry: &LayerEntry,
         archive: &mut LayerArchive<'_, impl BufferSource>,
     ) -> Result<(), UnpackError> {
+        self.begin(entry)?;
+        if !matches!(entry.kind, LayerEntryKind::File | LayerEntryKind::Sparse(_)) {
+            return Ok(());
+        }
+        loop {
+            let piece = archive.content()?;
+            let length = piece.len();
+            if length == 0 {
+                return Ok(());
+            }
+            self.write(piece)?;
+            archive.consume(length);
+        }
+    }
+
+    /// Adds an entry without its data. Returns where that belongs in the layer, offset and length, if there is any.
+    pub(crate) fn add_without_data(&mut self, entry: &LayerEntry) -> Result<Option<(u64, u64)>, UnpackError> {
+        self.begin(entry)?;
+        self.writer.leave_data().map_err(|error| writer_error(&self.path, error))
+    }
+
+    /// Adds an entry; the data of a file comes next.
+    fn begin(&mut self, entry: &LayerEntry) -> Result<(), UnpackError> {
         let (major, minor) = entry.device;
         let kind = match &entry.kind {
             LayerEntryKind::File => ErofsEntryKind::File { size: entry.size },
@@ -167,18 +210,17 @@ impl PendingLayer {
         if self.writer.directory_count() as u64 > limit {
             return Err(UnpackError::over(limit, "directories"));
         }
-        if !matches!(entry.kind, LayerEntryKind::File | LayerEntryKind::Sparse(_)) {
-            return Ok(());
-        }
-        loop {
-            let piece = archive.content()?;
-            let length = piece.len();
-            if length == 0 {
-                return Ok(());
-            }
-            self.write(piece)?;
-            archive.consume(length);
-        }
+        Ok(())
+    }
+
+    /// Extended attributes that were left out so far.
+    pub(crate) fn skipped_xattrs(&self) -> u64 {
+        self.writer.skipped_xattrs()
+    }
+
+    /// Whether the layer hides names of lower layers so far.
+    pub(crate) fn hides_lowers(&self) -> bool {
+        self.writer.hides_lowers()
     }
 
     /// Adds an entry; [`write`](PendingLayer::write) then takes the bytes of a file.
@@ -221,7 +263,7 @@ impl PendingLayer {
     }
 
     /// Ends the data, and says what depends on the layers below.
-    pub(super) fn pause(&mut self) -> Result<PendingLowerWork, UnpackError> {
+    pub(crate) fn pause(&mut self) -> Result<PendingLowerWork, UnpackError> {
         self.resolve_links()?;
         let cross_layer_links = self.writer.lower_links().count() as u64;
         let paused = self.writer.output_mut().pause();

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::{fmt, io};
 
+use super::layer_output::UnfilledLayer;
 use super::{LayerMemory, UnpackError, WriteBehind};
 use crate::disk::SpaceReserve;
 
@@ -32,6 +33,8 @@ pub struct UnpackOptions {
     /// A new file for what the archive has beside the content of files, so that it can be written again. The layer's
     /// file takes it over. Default: none.
     pub archive_record: Option<PathBuf>,
+    /// A layer in its place that takes the data, in place of a new file. Default: none.
+    pub into: Option<Arc<dyn UnfilledLayer>>,
 }
 
 /// The download of a layer that is unpacked while it arrives. Clones are one.
@@ -80,6 +83,7 @@ impl Default for UnpackOptions {
             download: None,
             layer_memory: LayerMemory::default(),
             archive_record: None,
+            into: None,
         }
     }
 }

@@ -24,9 +24,9 @@ use std::ops::Range;
 
 use larder_registry::manifest::Descriptor;
 
-pub(crate) use chunk::{ChunkCompression, ChunkContent, CompressedChunk, TocChunk};
-pub(crate) use error::{ChunkError, TocEntryProblem, TocError};
-pub(crate) use table::{TableOfContents, TocEntry};
+pub(crate) use chunk::{ChunkCompression, ChunkContent, TocChunk};
+pub(crate) use error::TocError;
+pub(crate) use table::TableOfContents;
 
 use crate::unpack::UnpackLimits;
 use estargz::EStargzToc;

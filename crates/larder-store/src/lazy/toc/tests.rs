@@ -12,10 +12,11 @@ use larder_testkit::archive::{TarBuilder, TarBuilderEntry, edge_case_layers};
 use larder_testkit::chunked_layer::{ChunkedFormat, ChunkedLayer};
 use proptest::prelude::*;
 
+use super::chunk::CompressedChunk;
+use super::error::ChunkError;
+use super::table::TocEntry;
 use super::*;
-use crate::unpack::{
-    GzipReader, LayerArchive, LayerEntry, LayerEntryKind, TarStream, UnpackOptions, from_reader,
-};
+use crate::unpack::{GzipReader, LayerArchive, LayerEntry, TarStream, UnpackOptions, from_reader};
 
 /// A layer of another writer. `make-layer.py` beside it says how it was made.
 struct Fixture {

@@ -1,0 +1,326 @@
+//! A layer whose data is filled in: by reads that wait for it, and by the unpacking of its whole blob.
+//!
+//! Each chunk is verified before it is written, and noted as filled once it is written. All else in the filesystem is
+//! there from the start, and is compared with what the archive really has: so a table of contents that lies is found.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
+use std::time::Duration;
+use std::{fmt, io};
+
+use parking_lot::{Mutex, MutexGuard};
+use sha2::{Digest as _, Sha256};
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+use super::skeleton::PlacedChunk;
+use super::toc::ChunkContent;
+use crate::unpack::UnfilledLayer;
+
+/// Bytes that are compared at once.
+const BUFFER: usize = 128 << 10;
+/// The first block: the writer writes it last.
+const FIRST_BLOCK: u64 = 4096;
+
+/// A read that waits. It fails when it is dropped.
+pub(crate) trait WaitingReader: Send + fmt::Debug {
+    /// Lets it go on.
+    fn allow(self: Box<Self>);
+
+    /// The process that reads.
+    fn process(&self) -> i32;
+}
+
+/// A layer in its place, some of whose data is missing.
+#[derive(Debug)]
+pub(crate) struct PartialLayer {
+    /// Opened before reads of the file were guarded: its own accesses ask for nothing.
+    file: File,
+    /// Bytes of its filesystem.
+    filesystem_bytes: u64,
+    /// Chunks that are not there from the start, by offset.
+    chunks: Vec<PlacedChunk>,
+    demand: mpsc::UnboundedSender<usize>,
+    state: Mutex<PartialState>,
+    /// `Some(true)` once it is complete, `Some(false)` once it is no longer filled.
+    end: watch::Sender<Option<bool>>,
+}
+
+#[derive(Debug, Default)]
+struct PartialState {
+    filled: Vec<bool>,
+    filled_bytes: u64,
+    requested: Vec<bool>,
+    waiting: Vec<WaitingRead>,
+    /// Bytes of the chunk that the unpacking is at.
+    current: Vec<u8>,
+    mismatch: bool,
+    /// No data comes any more: it was removed, or is no longer what the image needs.
+    ended: bool,
+}
+
+/// A read that waits for chunks.
+#[derive(Debug)]
+struct WaitingRead {
+    reader: Box<dyn WaitingReader>,
+    chunks: Range<usize>,
+    since: Instant,
+}
+
+/// How much is there of a layer that is being filled.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct FillProgress {
+    /// Bytes of file data that are there.
+    pub filled_bytes: u64,
+    /// Bytes of file data, in chunks that come from the blob.
+    pub total_bytes: u64,
+    /// Reads that wait.
+    pub waiting: usize,
+}
+
+/// The table of contents does not agree with the archive.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the table of contents of the layer lies: its archive has other bytes at offset {offset} of the layer"
+)]
+pub(crate) struct TocMismatch {
+    offset: u64,
+}
+
+impl PartialLayer {
+    /// A layer of which nothing is filled. `demand` receives the numbers of chunks that reads wait for.
+    pub(crate) fn new(
+        file: File,
+        filesystem_bytes: u64,
+        chunks: Vec<PlacedChunk>,
+        demand: mpsc::UnboundedSender<usize>,
+    ) -> PartialLayer {
+        let state = PartialState {
+            filled: vec![false; chunks.len()],
+            requested: vec![false; chunks.len()],
+            ..PartialState::default()
+        };
+        let (state, end) = (Mutex::new(state), watch::Sender::new(None));
+        PartialLayer { file, filesystem_bytes, chunks, demand, state, end }
+    }
+
+    fn state(&self) -> MutexGuard<'_, PartialState> {
+        self.state.lock()
+    }
+
+    /// Chunk of this number.
+    pub(crate) fn chunk(&self, number: usize) -> &PlacedChunk {
+        &self.chunks[number]
+    }
+
+    /// Number of chunks.
+    pub(crate) fn chunk_count(&self) -> usize {
+        self.chunks.len()
+    }
+
+    /// Whether a chunk is there.
+    pub(crate) fn is_filled(&self, number: usize) -> bool {
+        self.state().filled[number]
+    }
+
+    /// Numbers of the chunks in this range of the file.
+    fn chunks_in(&self, range: &Range<u64>) -> Range<usize> {
+        let start = self.chunks.partition_point(|chunk| chunk.end() <= range.start);
+        let end = self.chunks.partition_point(|chunk| chunk.offset < range.end);
+        start..end.max(start)
+    }
+
+    /// A read of this range begins: it goes on at once if the range is there, and waits for its chunks otherwise.
+    pub(crate) fn read(&self, reader: Box<dyn WaitingReader>, range: &Range<u64>, now: Instant) {
+        let chunks = self.chunks_in(range);
+        let mut state = self.state();
+        if state.filled[chunks.clone()].iter().all(|filled| *filled) {
+            drop(state);
+            return reader.allow();
+        }
+        if state.ended {
+            return;
+        }
+        for chunk in chunks.clone() {
+            if !state.filled[chunk] && !state.requested[chunk] {
+                state.requested[chunk] = true;
+                // Without a receiver, the unpacking brings it, or the read fails in time.
+                let _ = self.demand.send(chunk);
+            }
+        }
+        state.waiting.push(WaitingRead { reader, chunks, since: now });
+    }
+
+    /// Requests a chunk again that did not come, if reads wait for it; else the next read requests it.
+    pub(crate) fn retry(&self, number: usize) {
+        let mut state = self.state();
+        let wanted = !state.filled[number] && state.waiting.iter().any(|read| read.chunks.contains(&number));
+        state.requested[number] = wanted;
+        if wanted {
+            let _ = self.demand.send(number);
+        }
+    }
+
+    /// Notes that the layer is complete, and all of it verified.
+    pub(crate) fn set_complete(&self) {
+        self.end.send_replace(Some(true));
+    }
+
+    /// Waits until the layer is complete, or is no longer filled; returns which.
+    pub(crate) async fn ended(&self) -> bool {
+        let mut end = self.end.subscribe();
+        let ended = end.wait_for(Option::is_some).await;
+        ended.is_ok_and(|end| *end == Some(true))
+    }
+
+    /// Whether the layer is no longer filled.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.state().ended
+    }
+
+    /// Fails reads that have waited for `longest`. Returns the processes that read.
+    pub(crate) fn expire(&self, now: Instant, longest: Duration) -> Vec<i32> {
+        let expired = self.take_waiting(|read| now.duration_since(read.since) >= longest);
+        expired.iter().map(|read| read.reader.process()).collect()
+    }
+
+    /// Ends the layer: nothing is filled any more, and waiting reads fail.
+    pub(crate) fn end(&self) {
+        self.state().ended = true;
+        self.end.send_if_modified(|end| end.replace(false).is_none());
+        drop(self.take_waiting(|_| true));
+    }
+
+    fn take_waiting(&self, of: impl Fn(&WaitingRead) -> bool) -> Vec<WaitingRead> {
+        self.state().waiting.extract_if(.., |read| of(read)).collect()
+    }
+
+    /// Writes a chunk, whose bytes were verified.
+    pub(crate) fn write_chunk(&self, number: usize, bytes: &[u8]) -> io::Result<()> {
+        let chunk = &self.chunks[number];
+        if self.is_filled(number) {
+            return Ok(());
+        }
+        self.check_alive()?;
+        self.file.write_all_at(bytes, chunk.offset)?;
+        let mut state = self.state();
+        if !std::mem::replace(&mut state.filled[number], true) {
+            state.filled_bytes += chunk.chunk.size;
+        }
+        let PartialState { filled, waiting, .. } = &mut *state;
+        let is_done = |read: &mut WaitingRead| {
+            read.chunks.contains(&number) && filled[read.chunks.clone()].iter().all(|filled| *filled)
+        };
+        let done: Vec<WaitingRead> = waiting.extract_if(.., is_done).collect();
+        drop(state);
+        for read in done {
+            read.reader.allow();
+        }
+        Ok(())
+    }
+
+    fn check_alive(&self) -> io::Result<()> {
+        if self.state().ended { Err(io::Error::other("the layer was removed")) } else { Ok(()) }
+    }
+
+    /// How much is there.
+    pub(crate) fn progress(&self) -> FillProgress {
+        let state = self.state();
+        FillProgress {
+            filled_bytes: state.filled_bytes,
+            total_bytes: self.chunks.iter().map(|chunk| chunk.chunk.size).sum(),
+            waiting: state.waiting.len(),
+        }
+    }
+
+    /// Whether the archive turned out to be another than the table of contents says.
+    pub(crate) fn is_mismatch(&self) -> bool {
+        self.state().mismatch
+    }
+
+    fn mismatch(&self, offset: u64) -> io::Error {
+        self.state().mismatch = true;
+        io::Error::new(io::ErrorKind::InvalidData, TocMismatch { offset })
+    }
+
+    /// Takes bytes of a chunk from the unpacking.
+    fn add(&self, number: usize, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let chunk = &self.chunks[number];
+        let whole = {
+            let mut state = self.state();
+            if offset == chunk.offset {
+                state.current.clear();
+            }
+            state.current.extend_from_slice(bytes);
+            if offset + (bytes.len() as u64) < chunk.end() {
+                return Ok(());
+            }
+            std::mem::take(&mut state.current)
+        };
+        let ChunkContent::Compressed(compressed) = &chunk.chunk.content else { return Ok(()) };
+        if whole.len() as u64 != chunk.chunk.size || Sha256::digest(&whole)[..] != compressed.sha256 {
+            return Err(self.mismatch(chunk.offset));
+        }
+        self.write_chunk(number, &whole)?;
+        let mut state = self.state();
+        if state.current.is_empty() {
+            state.current = whole; // its memory, for the next one
+            state.current.clear();
+        }
+        Ok(())
+    }
+}
+
+impl UnfilledLayer for PartialLayer {
+    fn fill(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.check_alive()?;
+        let (mut at, mut rest) = (offset, bytes);
+        let mut number = self.chunks_in(&(at..at + 1)).start;
+        while !rest.is_empty() {
+            let chunk = self.chunks.get(number);
+            let inside = chunk.is_some_and(|chunk| chunk.offset <= at);
+            let end = match chunk {
+                Some(chunk) if inside => chunk.end(),
+                Some(chunk) => chunk.offset,
+                None if at < self.filesystem_bytes => self.filesystem_bytes,
+                None => u64::MAX,
+            };
+            let (piece, others) =
+                rest.split_at(usize::try_from(end - at).unwrap_or(usize::MAX).min(rest.len()));
+            if inside {
+                self.add(number, at, piece)?;
+            } else if at < self.filesystem_bytes {
+                // The first block comes at the end.
+                let skip = usize::try_from(FIRST_BLOCK.saturating_sub(at)).unwrap_or(0).min(piece.len());
+                self.compare(at + skip as u64, &piece[skip..])?;
+            } else {
+                self.file.write_all_at(piece, at)?;
+            }
+            at += piece.len() as u64;
+            rest = others;
+            number += usize::from(inside && at == end);
+        }
+        Ok(())
+    }
+
+    fn compare(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let mut present = vec![0; bytes.len().min(BUFFER)];
+        let mut at = offset;
+        for piece in bytes.chunks(BUFFER) {
+            let present = &mut present[..piece.len()];
+            match self.file.read_exact_at(present, at) {
+                Ok(()) if present == piece => {}
+                Ok(()) => return Err(self.mismatch(at)),
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Err(self.mismatch(at)),
+                Err(error) => return Err(error),
+            }
+            at += piece.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn file(&self) -> &File {
+        &self.file
+    }
+}

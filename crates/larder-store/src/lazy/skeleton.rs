@@ -1,0 +1,67 @@
+//! Makes the file of a layer from its table of contents: all metadata, and holes for the data of files.
+//!
+//! The ordinary writer makes it, so that the layer's data comes to the same places when the archive is unpacked.
+
+use std::path::Path;
+
+use super::toc::{ChunkContent, TableOfContents, TocChunk};
+use crate::unpack::{
+    DetectedCompression, ExpectedLayer, PendingLayer, UnpackError, UnpackOptions, UnpackedLayer,
+};
+
+/// Bytes of a chunk, at most: it is in memory when it is verified.
+const MAX_CHUNK: u64 = 16 << 20;
+
+/// A chunk, and where it belongs in the layer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PlacedChunk {
+    /// Offset in the layer's file.
+    pub(crate) offset: u64,
+    pub(crate) chunk: TocChunk,
+}
+
+impl PlacedChunk {
+    /// Offset of its end.
+    pub(crate) fn end(&self) -> u64 {
+        self.offset.saturating_add(self.chunk.size)
+    }
+}
+
+/// Writes a layer without its data to a new file at `path`. Returns the chunks that are to be filled, too, in the order
+/// of their offsets.
+pub(crate) fn write_skeleton(
+    table: &TableOfContents,
+    expected: &ExpectedLayer<'_>,
+    path: &Path,
+    options: &UnpackOptions,
+) -> Result<(UnpackedLayer, PendingLayer, Vec<PlacedChunk>), UnpackError> {
+    let mut layer = PendingLayer::without_data(expected.diff_id, path, options)?;
+    let (mut chunks, mut plain_bytes) = (Vec::new(), 0_u64);
+    for entry in &table.entries {
+        let Some((start, length)) = layer.add_without_data(&entry.entry)? else { continue };
+        plain_bytes = plain_bytes.saturating_add(length);
+        if plain_bytes > options.limits.max_plain_bytes {
+            return Err(UnpackError::over(options.limits.max_plain_bytes, "plain bytes"));
+        }
+        let mut offset = start;
+        for chunk in &entry.chunks {
+            if chunk.content != ChunkContent::Zeros {
+                if chunk.size > MAX_CHUNK {
+                    return Err(UnpackError::over(MAX_CHUNK, "bytes of a chunk"));
+                }
+                chunks.push(PlacedChunk { offset, chunk: chunk.clone() });
+            }
+            offset += chunk.size;
+        }
+    }
+    let unpacked = UnpackedLayer {
+        compression: DetectedCompression::None,
+        compressed_bytes: expected.size.unwrap_or_default(),
+        plain_bytes,
+        entries: table.entries.len() as u64,
+        lower_work: layer.pause()?,
+        skipped_xattrs: layer.skipped_xattrs(),
+        hides_lowers: layer.hides_lowers(),
+    };
+    Ok((unpacked, layer, chunks))
+}
