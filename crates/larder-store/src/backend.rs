@@ -7,7 +7,7 @@ use futures_util::future::BoxFuture;
 use larder::backend::{
     Backend, BackendError, CallErrorKind, Condition, Container, ContainerInventory, FilesystemUsage,
     Filesystems, Image, ImageDetails, ImageNames, ImageOrigins, ImageSpec, MinimumRate, ProgressReporter,
-    PullOptions, RemoveOptions, Removed, RuntimeInfo,
+    PullOptions, PullUntil, RemoveOptions, Removed, RuntimeInfo,
 };
 use larder::credentials::Credential;
 use larder::error_chain;
@@ -148,13 +148,16 @@ impl Backend for StoreBackend {
         let invalid =
             |error: ReferenceError| BackendError::caused_by(CallErrorKind::Other, error.kind().clone());
         let name = image.image.reference().map_err(invalid)?;
-        let PullOptions { skip_tls_verify, accept_only_platform, refuse_artifact } = image.options;
+        let PullOptions { skip_tls_verify, accept_only_platform, refuse_artifact, until } = image.options;
         let mut through = (*self.puller).clone();
         if skip_tls_verify {
             through = through.without_tls_verify();
         }
         if refuse_artifact {
             through = through.without_artifacts();
+        }
+        if until == PullUntil::Complete {
+            through = through.completely();
         }
         let pulled = if accept_only_platform {
             through.pull_only_platform(name, credential, progress).await

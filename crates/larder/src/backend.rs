@@ -46,6 +46,18 @@ pub struct PullOptions {
     pub accept_only_platform: bool,
     /// Whether the image is for a container: an artifact has no command, and is refused.
     pub refuse_artifact: bool,
+    /// When the pull returns.
+    pub until: PullUntil,
+}
+
+/// What a pull waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum PullUntil {
+    /// Containers of the image can start. Data may come later, where the backend pulls the image so.
+    #[default]
+    Startable,
+    /// All of the image is there.
+    Complete,
 }
 
 impl ImageSpec {

@@ -1,17 +1,23 @@
 //! Layers whose data comes after their containers have started.
 //!
-//! A partial layer is an EROFS file whose metadata is complete and whose data has holes. `group` receives an event of
-//! the kernel for each read of its data, and answers it once the data is there. Readers wait for that answer, also
-//! while larder restarts: `keeper` keeps the group open in another process, `journal` the events that the kernel has
-//! handed out.
-#![allow(dead_code, reason = "the pull of layers will use it")]
+//! ```text
+//! table of contents -> skeleton: a layer's file with all metadata, its data a hole
+//! read of a hole -> pre-content event -> chunk from the registry -> verified, written -> the read goes on
+//! the whole blob, in order -> unpacked into the skeleton -> compared with it -> the layer is complete
+//! ```
+//!
+//! A reader gets the layer's bytes, or waits, or gets an error after a bounded time; never the zeros of a hole.
 
 pub(crate) mod group;
 pub(crate) mod journal;
 mod keeper;
 pub(crate) mod partial_layer;
+mod partial_layers;
+pub(crate) mod reads;
 pub(crate) mod skeleton;
 pub(crate) mod toc;
 
+pub(crate) use group::GroupState;
 pub use keeper::{GroupKeeper, KeptGroup};
 pub use partial_layer::FillProgress;
+pub(crate) use partial_layers::PartialLayers;

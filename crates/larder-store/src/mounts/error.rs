@@ -108,6 +108,12 @@ pub enum MountError {
         /// As given.
         target: PathBuf,
     },
+    /// Data of a layer is missing, and nothing is there to bring it when it is read.
+    #[error("layer {key} is incomplete, and this process does not fill it while it is read")]
+    Incomplete {
+        /// The layer.
+        key: LayerKey,
+    },
     /// The mount would hide files of the store, and then nothing could unmount it.
     #[error("cannot mount at {}: it would hide the store {}", target.display(), store.display())]
     HidesStore {
@@ -131,6 +137,10 @@ impl MountError {
                 .command(["pull", image.as_str()].map(str::to_owned))
                 .text(" replaces it; without a registry, ")
                 .command(["load", "FILE"].map(str::to_owned)),
+            MountError::Incomplete { .. } => {
+                Hint::from("a daemon that pulls lazily fills it, as the setting pull.lazy says; to complete it now, ")
+                    .command(["pull", "IMAGE"].map(str::to_owned))
+            }
             MountError::Target { target, cause } if cause.kind() == io::ErrorKind::NotFound => {
                 format!("create the directory: mkdir -p {}", target.display()).into()
             }

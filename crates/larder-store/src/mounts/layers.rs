@@ -63,6 +63,9 @@ impl OpenStore {
         if table.has_layer(&target) {
             return Ok(Some(target));
         }
+        if layer.record().partial.is_some() && !self.is_guarded(layer.key())? {
+            return Err(MountError::Incomplete { key: layer.key().clone() });
+        }
         let failed = |cause| MountError::Layer { key: layer.key().clone(), cause };
         if let Some(mount) = self.mount_layer(layer.path()).map_err(failed)? {
             ensure_dir(&*self.disk, &target).context(CREATE)?;
@@ -82,6 +85,18 @@ impl OpenStore {
         let mount = self.mount_layer(&self.layout.layer(&layer.key))?;
         detach(&target)?;
         mount.map_or(Ok(()), |mount| mount.attach(&target))
+    }
+
+    /// Takes a layer's mount away from new overlays; those that have it keep it. Returns whether there was one.
+    pub(crate) fn unmount_layer(&self, key: &LayerKey) -> io::Result<bool> {
+        let _alone = self.layer_mounts.lock();
+        let target = self.layout.lower(key);
+        let table = MountTable::read().map_err(io::Error::other)?;
+        let is_mounted = table.has_layer(&target);
+        if is_mounted {
+            detach(&target)?;
+        }
+        Ok(is_mounted)
     }
 
     /// Unmounts the layers that no recorded mount and no mountable snapshot has, and removes them where they were

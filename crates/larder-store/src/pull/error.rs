@@ -55,6 +55,14 @@ pub enum PullError {
     /// The store failed.
     #[error(transparent)]
     Store(StoreError),
+    /// A layer of the image that was there in part could not be completed.
+    #[error("cannot complete layer {digest}: {reason}")]
+    Incomplete {
+        /// Digest of the layer in the manifest.
+        digest: Digest,
+        /// Why not, in words.
+        reason: String,
+    },
     /// Nothing was received for this time.
     #[error("received nothing for {}s", .0.as_secs())]
     Stalled(Duration),
@@ -160,6 +168,7 @@ impl PullError {
             PullError::InsufficientSpace(error) => Some(error.hint()),
             PullError::OutOfSpace { cause, .. } => cause.hint(),
             PullError::Store(error) => error.hint(),
+            PullError::Incomplete { .. } => Some("pull again: the layer is fetched in full then".into()),
             PullError::Stalled(_) | PullError::Abandoned => None,
         }
     }

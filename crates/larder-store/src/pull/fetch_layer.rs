@@ -18,11 +18,13 @@ use tracing::Instrument as _;
 
 use super::StorePuller;
 use super::error::PullError;
+use super::fill::StagedPartial;
 use super::plan::PlannedLayer;
 use super::pull_progress::PullProgress;
 use super::pull_workers::PullWorker;
 use super::spans::{FetchSpanFields, layer_span, unpack_span};
 use crate::disk::{DiskSpace, SpaceReserve};
+use crate::lazy::partial_layer::PartialLayer;
 use crate::store::fetch_progress::FetchProgress;
 use crate::store::import::{Import, ImportError};
 use crate::store::{
@@ -30,7 +32,7 @@ use crate::store::{
     TransferLogin,
 };
 use crate::unpack::{
-    ExpectedLayer, FilePlace, LayerDownload, PendingLayer, UnpackOptions, UnpackProgress, UnpackedLayer,
+    FilePlace, LayerDownload, PendingLayer, UnfilledLayer, UnpackOptions, UnpackProgress, UnpackedLayer,
     unpack_file, unpack_layer,
 };
 use larder_registry::{BlobSink, ByteRanges, FetchNotice, RepositorySession, fetch_blob};
@@ -102,6 +104,8 @@ pub(super) struct StagedLayer {
     pub(super) bytes: LayerBytes,
     /// The blob that was read.
     pub(super) blob: BlobSource,
+    /// What is missing, if its data comes later.
+    pub(super) partial: Option<StagedPartial>,
 }
 
 /// Compressed bytes of a layer on this machine.
@@ -128,6 +132,8 @@ pub(super) struct LayerFetch {
     pub(super) planned: PlannedLayer,
     pub(super) progress: Arc<FetchProgress>,
     pub(super) worker: PullWorker,
+    /// The layer that takes the data, and the ingest of its blob. `None` for a new one.
+    pub(super) into: Option<(Arc<PartialLayer>, IngestFile)>,
 }
 
 /// Why a fetch stopped.
@@ -186,7 +192,10 @@ impl LayerFetch {
         let staged = match &self.origin {
             LayerOrigin::Registry { session, .. } => {
                 self.origin.note(&self.planned, LayerPhase::Fetching);
-                self.fetch_verified(session).await?
+                match self.fetch_skeleton(session).await? {
+                    Some(staged) => staged,
+                    None => self.fetch_verified(session).await?,
+                }
             }
             LayerOrigin::Import { import, .. } => {
                 self.origin.note(&self.planned, LayerPhase::Unpacking);
@@ -204,8 +213,12 @@ impl LayerFetch {
     /// Fetches and unpacks the layer. Bytes that turn out to be wrong are fetched once more, without the hosts that
     /// served them if there are others.
     async fn fetch_verified(&self, session: &RepositorySession) -> Result<StagedLayer, PullError> {
-        let (store, blob) = (self.puller.store.clone(), self.origin.blob(&self.planned));
-        let ingest = self.worker.blocking(move || store.ingest(&blob)).await??;
+        let ingest = if let Some((_, ingest)) = &self.into {
+            ingest.clone()
+        } else {
+            let (store, blob) = (self.puller.store.clone(), self.origin.blob(&self.planned));
+            self.worker.blocking(move || store.ingest(&blob)).await??
+        };
         let observer = self.observer();
         let unreliable_hosts = Arc::<Mutex<Vec<String>>>::default();
         let attempt = || async {
@@ -293,8 +306,10 @@ impl LayerFetch {
     }
 
     /// The options of an attempt to unpack the layer, which the progress of the pull follows.
-    fn options(&self) -> UnpackOptions {
+    pub(super) fn options(&self) -> UnpackOptions {
         let options = self.puller.options(self.planned.descriptor.size, &self.worker);
+        let into = self.into.as_ref().map(|(layer, _)| Arc::clone(layer) as Arc<dyn UnfilledLayer>);
+        let options = UnpackOptions { into, ..options };
         self.origin.progress().set_unpacking(&self.planned.descriptor.digest, Arc::clone(&options.progress));
         options
     }
@@ -323,12 +338,7 @@ fn unpack_into_staging(
     let staging = store.begin_layer()?;
     // The record from which the archive can be rebuilt becomes a part of the layer's file.
     let options = UnpackOptions { archive_record: Some(staging.dir().join(ARCHIVE_RECORD)), ..options };
-    let digest = &planned.descriptor.digest;
-    let expected = ExpectedLayer {
-        digest: Some(digest),
-        size: Some(planned.descriptor.size),
-        diff_id: &planned.diff_id,
-    };
+    let (digest, expected) = (&planned.descriptor.digest, planned.expected());
     let (blob_bytes, path) = (bytes.open(digest)?, staging.dir().join(LAYER_FILE));
     let unpacked = match (&planned.files[..], &bytes) {
         ([], _) => unpack_layer(blob_bytes, &expected, &path, &options),
@@ -340,7 +350,7 @@ fn unpack_into_staging(
         }
     };
     let (unpacked, file) = unpacked.map_err(|cause| PullError::Unpack { digest: digest.clone(), cause })?;
-    Ok(StagedLayer { staging, unpacked, file, bytes, blob })
+    Ok(StagedLayer { staging, unpacked, file, bytes, blob, partial: None })
 }
 
 /// Receives the notices of a layer's fetch.

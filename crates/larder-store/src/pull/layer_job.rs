@@ -31,6 +31,7 @@ use tokio::time::{self, Instant};
 use super::StorePuller;
 use super::error::PullError;
 use super::fetch_layer::{CancelUnpackOnDrop, LayerBytes, LayerFetch, LayerOrigin, StagedLayer};
+use super::fill::PlacedPartial;
 use super::plan::{PlannedLayer, PullPlan};
 use super::pull_workers::{PullWorker, blocking};
 use super::spans::merge_span;
@@ -40,7 +41,7 @@ use crate::store::fetch_progress::FetchProgress;
 use crate::store::layer_check::check_layer_file;
 use crate::store::{
     ClaimOutcome, ClaimRequest, Claimed, LayerClaim, LayerHandle, LayerKey, LayerMetadata, LayerWait,
-    StoreError,
+    PartialSource, StoreError,
 };
 use crate::unpack::{MergedLayers, UnpackError, UnpackProgress, fits_lowers};
 
@@ -187,7 +188,10 @@ impl StorePuller {
     }
 
     /// The permission to open the layers below. A pull that waits for it holds nothing else that is bounded.
-    async fn permit_lowers(&self, below: &[LayerHandle]) -> Result<OwnedSemaphorePermit, PullError> {
+    pub(super) async fn permit_lowers(
+        &self,
+        below: &[LayerHandle],
+    ) -> Result<OwnedSemaphorePermit, PullError> {
         // The layer itself as well. A layer on top of more layers than may be open is merged alone.
         let files = u32::try_from(below.len() + 1).unwrap_or(u32::MAX).min(self.files.lowers);
         let permit = Arc::clone(&self.lowers).acquire_many_owned(files).await;
@@ -245,7 +249,8 @@ impl LayerJobs<'_> {
             let LayerState::Fetching(claim) = &job.state else { continue };
             let (progress, worker) = (Arc::clone(claim.progress()), self.worker.clone());
             let (puller, origin) = (self.puller.clone(), self.origin.clone());
-            let fetch = LayerFetch { puller, origin, planned: job.planned.clone(), progress, worker };
+            let fetch =
+                LayerFetch { puller, origin, planned: job.planned.clone(), progress, worker, into: None };
             let task = self.worker.task(fetch.run());
             self.fetches.push(Box::pin(async move { (at, task.join().await) }));
         }
@@ -315,8 +320,9 @@ impl LayerJobs<'_> {
     async fn merge(&mut self, at: usize, below: &[LayerHandle]) -> Result<(), PullError> {
         let job = &mut self.jobs[at];
         let LayerState::Unpacked(claim, staged) = std::mem::take(&mut job.state) else { return Ok(()) };
-        let StagedLayer { staging, unpacked, file, bytes, blob } = staged;
+        let StagedLayer { staging, unpacked, file, bytes, blob, partial } = staged;
         let (planned, lowers) = (job.planned.clone(), below.to_vec());
+        let (puller, origin) = (self.puller.clone(), self.origin.clone());
         let is_merged = !unpacked.lower_work.is_empty();
         let permit = if is_merged { Some(self.puller.permit_lowers(below).await?) } else { None };
         let progress = Arc::<UnpackProgress>::default();
@@ -332,8 +338,8 @@ impl LayerJobs<'_> {
             if unpacked.lower_work.cross_layer_links > 0 {
                 check_content(&lowers, &progress).map_err(failed)?;
             }
-            let lowers = open_lowers(&lowers, visible).map_err(failed)?;
-            let file = file.finish(&lowers, &progress).map_err(failed)?;
+            let merged = open_lowers(&lowers, visible).map_err(failed)?;
+            let file = file.finish(&merged, &progress).map_err(failed)?;
             let id = if file.depends_on_lowers { &planned.chain_id } else { &planned.diff_id };
             let facts = LayerMetadata {
                 diff_id: planned.diff_id.clone(),
@@ -343,6 +349,29 @@ impl LayerJobs<'_> {
                 skipped_xattrs: unpacked.skipped_xattrs,
             };
             let key = LayerKey::from(id);
+            if let (Some(partial), LayerBytes::Ingest(ingest)) = (partial, &bytes) {
+                let source = PartialSource {
+                    blob,
+                    annotations: planned.descriptor.annotations.clone(),
+                    chain_id: planned.chain_id.clone(),
+                };
+                let layer = staging.finish_partial(&key, facts, file.file, source)?;
+                let LayerOrigin::Registry { session, login, .. } = &origin else { return Ok(layer) };
+                // Before it is guarded: an open file asks for the data that it reads and writes, or never does.
+                let file = fs_err::OpenOptions::new().read(true).write(true).open(layer.path());
+                let (file, erofs) = (file.context("open an incomplete layer")?, &layer.record().erofs);
+                let placed = PlacedPartial {
+                    key,
+                    file: file.into_parts().0,
+                    filesystem_bytes: erofs.bytes - erofs.implied_bytes,
+                    partial,
+                    planned,
+                    ingest: ingest.clone(),
+                    lowers,
+                };
+                puller.prepare_fill(session, login, placed)?;
+                return Ok(layer);
+            }
             let layer = match &bytes {
                 LayerBytes::Ingest(ingest) if !planned.files.is_empty() => {
                     ingest.become_layer(|path| staging.finish_at(path, &key, facts, file.file, &blob))?
@@ -412,7 +441,7 @@ fn check_content(layers: &[LayerHandle], progress: &UnpackProgress) -> Result<()
 }
 
 /// Opens the last `count` of the layers below.
-fn open_lowers(below: &[LayerHandle], count: usize) -> Result<MergedLayers, UnpackError> {
+pub(super) fn open_lowers(below: &[LayerHandle], count: usize) -> Result<MergedLayers, UnpackError> {
     let open = |layer: &LayerHandle| {
         layer.open().map_err(|error| UnpackError::file("open the layer", layer.path(), error))
     };

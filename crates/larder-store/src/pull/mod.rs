@@ -15,6 +15,7 @@
 mod error;
 mod fetch_layer;
 mod fetched_image;
+mod fill;
 mod layer_job;
 mod load;
 mod open_files;
@@ -22,6 +23,7 @@ mod plan;
 mod pull_progress;
 mod pull_workers;
 mod pulls_in_progress;
+mod resume_fills;
 mod spans;
 
 use std::collections::{HashMap, HashSet};
@@ -34,6 +36,7 @@ use larder::backend::{MinimumRate, ProgressReporter};
 use larder::credentials::Credential;
 use larder::gc::{ClockReading, ReclaimOutcome, ReclaimTrigger};
 use larder::reference::{Digest, Platform, Reference};
+use larder::retention::{KeepRule, Selector};
 use larder::scheduler::Scheduler;
 use tokio::sync::Semaphore;
 
@@ -41,6 +44,7 @@ pub use error::PullError;
 pub use fetched_image::{FetchedImage, FetchedLayer};
 pub use load::{FailedImage, LoadOptions, LoadOutcome, LoadedImage};
 pub use plan::chain_id;
+pub use resume_fills::GuardedBefore;
 
 use crate::disk::{DiskSpace, SpaceReserve};
 use crate::store::admission::{
@@ -80,6 +84,27 @@ pub struct StorePullConfig {
     pub open_files: usize,
     /// Limits against hostile layers.
     pub limits: UnpackLimits,
+    /// Images whose containers may start before their layers are complete. Default none.
+    pub lazy: LazyPulls,
+}
+
+/// Images whose containers may start before their layers are complete, in a store whose reads are
+/// [guarded](Store::guard_reads). Layers without a table of contents are pulled in full.
+#[derive(Debug, Clone, Default)]
+pub struct LazyPulls {
+    /// Which images, by name or digest.
+    pub images: Vec<Selector>,
+    /// Smaller layers are pulled in full. Compressed bytes.
+    pub minimum_size: u64,
+}
+
+impl LazyPulls {
+    /// Bytes of a layer of this image that is pulled lazily, at least; `None` if none is.
+    fn minimum_for(&self, name: &Reference) -> Option<u64> {
+        let names = [name.to_string()];
+        let is_selected = |select: &Selector| KeepRule::new(select.clone()).parse_selector(&names).is_some();
+        self.images.iter().any(is_selected).then_some(self.minimum_size)
+    }
 }
 
 impl StorePullConfig {
@@ -96,6 +121,7 @@ impl Default for StorePullConfig {
             reserve: DiskSpace { bytes: 64 << 20, inodes: 1000 },
             open_files: open_files::default_total(),
             limits: UnpackLimits::default(),
+            lazy: LazyPulls::default(),
         }
     }
 }
@@ -163,9 +189,20 @@ pub struct StorePuller {
     claims: PullClaims,
     reserve: SpaceReserve,
     refuse_artifacts: bool,
+    completely: bool,
+    /// Bytes of a layer that this pull fetches lazily, at least; `None` if it fetches all in full.
+    lazy_minimum: Option<u64>,
+    /// Workers of layers that are being filled.
+    fills: EndingPulls,
 }
 
 impl StorePuller {
+    /// Returns the puller of images that are complete when a pull returns, whatever [`LazyPulls`] says.
+    #[must_use]
+    pub fn completely(&self) -> StorePuller {
+        StorePuller { completely: true, ..self.clone() }
+    }
+
     /// Returns the puller of images for containers, which refuses artifacts before anything of them is fetched.
     #[must_use]
     pub fn without_artifacts(&self) -> StorePuller {
@@ -196,6 +233,9 @@ impl StorePuller {
             claims: PullClaims::default(),
             reserve,
             refuse_artifacts: false,
+            completely: false,
+            lazy_minimum: None,
+            fills: EndingPulls::default(),
         }
     }
 
@@ -245,10 +285,28 @@ impl StorePuller {
         credential: Option<&Credential>,
         progress: &ProgressReporter,
     ) -> Result<ImageRecord, PullError> {
+        let lazy_minimum = self.config.lazy.minimum_for(name).filter(|_| !self.completely);
+        let through = StorePuller { lazy_minimum, ..self.clone() };
         let workers = PullWorkers::new(self.syncer.begin(), &self.ending);
-        let pulled = Box::pin(self.pull_layers(name, credential, progress, &workers)).await;
+        let pulled = Box::pin(through.pull_layers(name, credential, progress, &workers)).await;
         workers.end().await;
-        self.reclaim_if_full(pulled).await
+        let image = self.reclaim_if_full(pulled).await?;
+        if lazy_minimum.is_none() {
+            self.wait_until_complete(&image).await?;
+        }
+        Ok(image)
+    }
+
+    /// Waits until the layers of an image are complete, which another pull may have fetched lazily.
+    async fn wait_until_complete(&self, image: &ImageRecord) -> Result<(), PullError> {
+        for layer in &image.layers {
+            let Some(filling) = self.store.0.partials.get(&layer.key) else { continue };
+            if !filling.ended().await {
+                let (digest, reason) = (layer.digest.clone(), "its archive is another one".into());
+                return Err(PullError::Incomplete { digest, reason });
+            }
+        }
+        Ok(())
     }
 
     async fn pull_layers(

@@ -3,6 +3,7 @@
 use larder::reference::Digest;
 
 use crate::store::{ClaimOutcome, CommitArtifact, CommitLayer, LayerHandle, LayerKey};
+use crate::unpack::ExpectedLayer;
 use larder_registry::ImageDocuments;
 use larder_registry::manifest::{ArtifactFile, Descriptor, ImageConfig, ImageManifest, ResolvedArtifact};
 
@@ -28,6 +29,12 @@ pub(super) struct PlannedLayer {
 }
 
 impl PlannedLayer {
+    /// What its blob must be.
+    pub(super) fn expected(&self) -> ExpectedLayer<'_> {
+        let Descriptor { digest, size, .. } = &self.descriptor;
+        ExpectedLayer { digest: Some(digest), size: Some(*size), diff_id: &self.diff_id }
+    }
+
     /// Returns true if this layer of the store fits on the layers below, whatever they are.
     pub(super) fn surely_fits(&self, layer: &LayerHandle) -> bool {
         *layer.key() == LayerKey::from(&self.chain_id) || layer.record().fits_any_lowers()

@@ -57,7 +57,7 @@ impl Store {
             return Ok(Some(new.key));
         }
         // Held until the record protects it.
-        let Some(layer) = find()?.filter(|layer| layer.record().is_whole()) else { return Ok(None) };
+        let Some(layer) = find()?.filter(|layer| layer.record().is_mountable()) else { return Ok(None) };
         let key = new.key.clone();
         let adopted = self.0.change_snapshots("record a snapshot of a layer", |writer| {
             let mut snapshot = match begin_record(writer, new, SnapshotKind::Committed, now)? {
@@ -97,7 +97,7 @@ impl Store {
     fn layer_of_chain(&self, chain: &Digest) -> Result<Option<LayerHandle>, StoreError> {
         for (image, at) in self.find_chain(chain)? {
             let layer = image.layers.get(at).map_or(Ok(None), |layer| self.layer(&layer.key))?;
-            if let Some(layer) = layer.filter(|layer| layer.record().is_whole()) {
+            if let Some(layer) = layer.filter(|layer| layer.record().is_mountable()) {
                 return Ok(Some(layer));
             }
         }

@@ -71,7 +71,7 @@ impl Store {
             |snapshot: &SnapshotRecord| snapshot.layer.clone().is_none_or(|key| seen.insert(key));
         let below: Vec<&SnapshotRecord> = below.iter().filter(|snapshot| is_first(snapshot)).collect();
         let layer = |key: &LayerKey| -> Result<LayerHandle, StoreError> {
-            let found = self.layer(key)?.filter(|layer| layer.record().is_whole());
+            let found = self.layer(key)?.filter(|layer| layer.record().is_mountable());
             found.ok_or_else(|| StoreError::NoLayer { key: key.clone() })
         };
         let layers = below.iter().filter_map(|snapshot| snapshot.layer.as_ref()).map(layer);

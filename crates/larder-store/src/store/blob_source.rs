@@ -71,6 +71,16 @@ impl BlobSource {
         BlobSource { repository: String::new(), login: TransferLogin::Anonymous, digest, size }
     }
 
+    /// Registry and repository; empty for archives.
+    pub(crate) fn repository(&self) -> &str {
+        &self.repository
+    }
+
+    /// Size of the blob in bytes.
+    pub(crate) fn size(&self) -> u64 {
+        self.size
+    }
+
     /// Identifies the ingest of the blob. The ID depends on repository, digest and size: bytes of one repository are
     /// never completed by another one, nor replaced by a blob of another size.
     pub fn ingest_id(&self) -> IngestId {

@@ -154,6 +154,9 @@ impl OpenStore {
         self.note_images(others.iter().chain([&record]));
         drop(guard);
         drop(held);
+        for layer in &layers {
+            self.partials.start(layer.key());
+        }
         self.discard_ingests(&image.ingests);
         Ok(record)
     }
@@ -216,6 +219,8 @@ impl OpenStore {
         let mut records = HashMap::new();
         for layer in layers.iter().filter(|layer| layer.is_uncommitted()) {
             let usage = match self.sizes {
+                // Space is promised to what is missing.
+                _ if layer.record().partial.is_some() => layer.record().usage,
                 SizeAccuracy::WhileWritten => layer.record().usage,
                 SizeAccuracy::AfterSync | SizeAccuracy::Estimated => {
                     measure(layer.path()).context("measure a layer")?
@@ -241,6 +246,10 @@ impl OpenStore {
             if let Some(record) = records.get(key).filter(|_| layer.is_uncommitted()) {
                 writer.put(LAYERS, key.as_str(), record)?;
                 put_transfers(writer, key, &layer.transfers())?;
+                if let Some(partial) = &record.partial {
+                    let lease = partial.lease(key);
+                    writer.put(LEASES, &lease.id, &lease)?;
+                }
                 if before.is_some() {
                     // It was damaged and is back: preloaded images that waited for it may be whole again.
                     rechecked.extend(self.recheck_images(writer, key)?);
@@ -413,7 +422,9 @@ pub(crate) fn for_uses(image: &ImageRecord, mut with: impl FnMut(&str) -> DbResu
 /// of them that they would hide all others.
 fn learn_from(writer: &DbTransaction, records: &HashMap<LayerKey, LayerRecord>) -> DbResult<()> {
     let (mut fetched, mut became) = (0_u64, DiskSpace::default());
-    let compressed = |record: &&LayerRecord| record.facts.compressed_bytes != record.facts.plain_bytes;
+    let compressed = |record: &&LayerRecord| {
+        record.partial.is_none() && record.facts.compressed_bytes != record.facts.plain_bytes
+    };
     for layer in records.values().filter(compressed) {
         fetched = fetched.saturating_add(layer.facts.compressed_bytes);
         became += layer.usage;

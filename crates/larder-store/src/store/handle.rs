@@ -19,6 +19,7 @@ use super::sync_descriptor::SyncDescriptor;
 use super::trash::Trash;
 use crate::disk::{Disk, SizeAccuracy};
 use crate::erofs::LayerMountKind;
+use crate::lazy::PartialLayers;
 
 /// A store of images. Clones share it; it is closed with the last of them, and of the layers and files it gave out.
 #[derive(Debug, Clone)]
@@ -42,6 +43,8 @@ pub(crate) struct OpenStore {
     pub(super) erofs: OnceLock<LayerMountKind>,
     /// For lookups of layers by chain ID.
     pub(crate) chains: ImageChains,
+    /// Layers whose data is being filled in.
+    pub(crate) partials: PartialLayers,
     /// Held while layers are mounted for overlays, or unmounted; not while one is extracted.
     pub(crate) layer_mounts: Mutex<()>,
     pub(crate) extractions: ExtractionLocks,

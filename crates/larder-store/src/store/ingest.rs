@@ -180,6 +180,26 @@ impl IngestFile {
         self.0.state().present.bytes()
     }
 
+    /// Reads bytes of the blob; `None` if some of them have not come.
+    pub(crate) fn read_range(&self, range: &Range<u64>) -> Result<Option<Vec<u8>>, StoreError> {
+        if !self.0.state().present.missing(range.clone()).is_empty() {
+            return Ok(None);
+        }
+        let doing = "read a blob";
+        let data = self.0.data().context(doing)?;
+        let mut bytes = vec![0; usize::try_from(range.end - range.start).unwrap_or(0)];
+        let mut done = 0;
+        while done < bytes.len() {
+            let offset = full_length(range.start + done as u64);
+            let read = data.read_at(&mut bytes[done..], offset).context(doing)?;
+            if read == 0 {
+                return Ok(None);
+            }
+            done += read;
+        }
+        Ok(Some(bytes))
+    }
+
     /// Forgets all bytes, because they turned out to be wrong.
     pub fn forget(&self) -> Result<(), StoreError> {
         let doing = "free the space of a blob";

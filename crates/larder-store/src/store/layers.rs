@@ -23,7 +23,7 @@ use super::error::{StoreError, StoreErrorContext as _};
 use super::fetch_progress::FetchProgress;
 use super::handle::{OpenStore, Store};
 use super::layer_file::{LAYER_FILE, write_record};
-use super::records::{LayerKey, LayerMetadata, LayerRecord};
+use super::records::{LayerKey, LayerMetadata, LayerRecord, PartialSource};
 use super::references::{ItemReference, ReferencedItem};
 use super::resumable_list::{LayerRecordFile, ResumableLayers, UncommittedLayer};
 use super::sync_descriptor::{SyncDescriptor, has_failed};
@@ -94,7 +94,9 @@ impl LayerHandle {
 
     /// Returns true if a source that has sent the layer proves that `source` may use it.
     pub(crate) fn is_proved_for(&self, source: &BlobSource) -> bool {
-        is_proved(&self.0.transfers(), source)
+        // The source of missing data proves the layer to itself only: nothing of it is verified as a whole.
+        let is_sending = self.record().partial.as_ref().is_some_and(|partial| partial.blob == *source);
+        is_sending || is_proved(&self.0.transfers(), source)
     }
 
     pub(super) fn has_transfer(&self, source: &BlobSource) -> bool {
@@ -216,7 +218,7 @@ impl LayerStaging {
     /// Like [`finish`](LayerStaging::finish), for a layer whose file is elsewhere in the store: it moves from there to
     /// the layers at once, so that a kill loses none of it.
     pub(crate) fn finish_at(
-        mut self,
+        self,
         path: &Path,
         key: &LayerKey,
         facts: LayerMetadata,
@@ -224,38 +226,40 @@ impl LayerStaging {
         source: &BlobSource,
     ) -> Result<LayerHandle, StoreError> {
         let transfers = vec![source.clone()];
-        let record = self.complete(path, key, facts, file, &transfers)?;
+        let record = LayerRecord::of_file(key, facts, file);
+        let record = self.store.record_layer(path, record, &transfers)?;
+        let layer = self.place(path, record, transfers)?;
+        layer.0.store.add_transfer(&layer, source)?;
+        Ok(layer)
+    }
+
+    /// Moves a layer into the store whose data comes later, from the blob of `partial`. Its file can be mounted once
+    /// its reads are guarded.
+    pub(crate) fn finish_partial(
+        self,
+        key: &LayerKey,
+        facts: LayerMetadata,
+        file: ErofsFile,
+        partial: PartialSource,
+    ) -> Result<LayerHandle, StoreError> {
+        let path = self.dir.join(LAYER_FILE);
+        let record = LayerRecord { partial: Some(partial), ..LayerRecord::of_file(key, facts, file) };
+        let record = self.store.record_layer(&path, record, &[])?;
+        self.place(&path, record, Vec::new())
+    }
+
+    fn place(
+        mut self,
+        path: &Path,
+        record: LayerRecord,
+        transfers: Vec<BlobSource>,
+    ) -> Result<LayerHandle, StoreError> {
         let written = Some(self.written.clone());
         let layer = self.store.place(path, UncommittedLayer { record, written, transfers })?;
         self.finished = true;
         // If this fails too, the rest is removed when the store is opened.
         let _ = self.store.disk.remove_tree(&self.dir, &|| true).or_else(|_| self.store.discard(&self.dir));
-        self.store.add_transfer(&layer, source)?;
         Ok(layer)
-    }
-
-    /// Writes what the store knows of a layer to the end of its file. Returns the layer's record.
-    fn complete(
-        &self,
-        path: &Path,
-        key: &LayerKey,
-        facts: LayerMetadata,
-        erofs: ErofsFile,
-        transfers: &[BlobSource],
-    ) -> Result<LayerRecord, StoreError> {
-        let (doing, end, usage) = ("record a layer", erofs.bytes, DiskSpace::default());
-        let file = self.store.disk.open(path, FileOpenMode::Existing).context(doing)?;
-        let mut record = LayerRecord { key: key.clone(), facts, erofs, usage, present: true, damaged: false };
-        write_record(&*file, end, &self.copy_of(&record, transfers)?).context(doing)?;
-        record.usage = measure(path).context("measure a layer")?;
-        write_record(&*file, end, &self.copy_of(&record, transfers)?).context(doing)?;
-        Ok(record)
-    }
-
-    fn copy_of(&self, record: &LayerRecord, transfers: &[BlobSource]) -> Result<Vec<u8>, StoreError> {
-        let transfers = transfers.iter().map(BlobSource::without_login).collect();
-        let copy = LayerRecordFile { record: record.clone(), boot: self.store.disk.boot_id(), transfers };
-        encode(record.key.as_str(), &copy).context("record a layer")
     }
 }
 
@@ -293,8 +297,10 @@ impl Store {
         progress: FetchProgress,
     ) -> Result<ClaimOutcome, StoreError> {
         let present = |request: &ClaimRequest| {
-            let is_usable =
-                |layer: &LayerHandle| layer.record().is_whole() && layer.is_proved_for(request.source());
+            let is_usable = |layer: &LayerHandle| {
+                let is_complete = layer.record().is_whole() || self.0.partials.is_guarded(layer.key());
+                is_complete && layer.record().is_mountable() && layer.is_proved_for(request.source())
+            };
             for key in request.keys() {
                 if let Some(layer) = self.layer(key)?.filter(is_usable) {
                     return Ok(Some(layer));
@@ -346,6 +352,32 @@ fn read_layer(
 }
 
 impl OpenStore {
+    /// Writes what the store knows of a layer to the end of its file. Returns the layer's record, with its size: that
+    /// of an incomplete layer has space for all its data.
+    pub(super) fn record_layer(
+        &self,
+        path: &Path,
+        mut record: LayerRecord,
+        transfers: &[BlobSource],
+    ) -> Result<LayerRecord, StoreError> {
+        let doing = "record a layer";
+        let file = self.disk.open(path, FileOpenMode::Existing).context(doing)?;
+        let transfers: Vec<_> = transfers.iter().map(BlobSource::without_login).collect();
+        let write = |record: &LayerRecord| {
+            let (boot, transfers) = (self.disk.boot_id(), transfers.clone());
+            let copy = LayerRecordFile { record: record.clone(), boot, transfers };
+            let copy = encode(record.key.as_str(), &copy).context(doing)?;
+            write_record(&*file, record.erofs.bytes, &copy).context(doing)
+        };
+        write(&record)?;
+        record.usage = measure(path).context("measure a layer")?;
+        if record.partial.is_some() {
+            record.usage.bytes = record.usage.bytes.max(record.erofs.bytes);
+        }
+        write(&record)?;
+        Ok(record)
+    }
+
     /// The handle of a layer in the database.
     fn committed(
         self: &Arc<Self>,

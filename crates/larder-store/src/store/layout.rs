@@ -45,6 +45,11 @@ impl StoreLayout {
         self.root.join("lock")
     }
 
+    /// Exists while reads of incomplete layers are guarded.
+    pub(crate) fn guard(&self) -> PathBuf {
+        self.root.join("guard")
+    }
+
     pub(crate) fn format(&self) -> PathBuf {
         self.root.join("format")
     }

@@ -38,6 +38,7 @@ pub(crate) mod listing;
 mod lock;
 mod names;
 pub(crate) mod open;
+mod partial;
 mod reclaim;
 pub(crate) mod records;
 mod recover;
@@ -69,7 +70,7 @@ pub use reclaim::IngestReferences;
 pub(crate) use records::seconds;
 pub use records::{
     ImageLayer, ImageRecord, LayerKey, LayerMetadata, LayerRecord, LeaseRecord, LeaseResources, MountRecord,
-    UnpackRatio,
+    PartialSource, UnpackRatio,
 };
 pub use remove::StoreRemoval;
 pub use snapshot_records::{SnapshotKind, SnapshotRecord};

@@ -2,6 +2,7 @@
 //!
 //! The store's format covers them. Times are seconds since 1970, sizes are bytes.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -10,7 +11,7 @@ use larder::gc::ClockReading;
 use larder::reference::{Digest, ImageName, Reference};
 use serde::{Deserialize, Serialize};
 
-use super::blob_source::IngestId;
+use super::blob_source::{BlobSource, IngestId};
 use crate::disk::DiskSpace;
 use crate::erofs::ErofsFile;
 
@@ -180,9 +181,29 @@ pub struct LayerRecord {
     pub present: bool,
     /// `fsck` found it damaged. It is retained until the next pull or load of an image with it replaces it.
     pub damaged: bool,
+    /// Where the rest of its data comes from, while some is missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub partial: Option<PartialSource>,
+}
+
+/// The blob from which the missing data of a layer comes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PartialSource {
+    /// The blob of the repository that sends it.
+    pub blob: BlobSource,
+    /// Annotations of the blob, which say where its table of contents is and what digest that has.
+    pub annotations: BTreeMap<String, String>,
+    /// Identity of the layer on top of those below it.
+    pub chain_id: Digest,
 }
 
 impl LayerRecord {
+    /// The record of a complete layer, which was not measured.
+    pub(super) fn of_file(key: &LayerKey, facts: LayerMetadata, erofs: ErofsFile) -> LayerRecord {
+        let (key, usage) = (key.clone(), DiskSpace::default());
+        LayerRecord { key, facts, erofs, usage, present: true, damaged: false, partial: None }
+    }
+
     /// Returns true when the layer looks the same on top of any layers: its archive implies no directory.
     pub(crate) fn fits_any_lowers(&self) -> bool {
         self.erofs.implied_bytes == 0
@@ -190,7 +211,25 @@ impl LayerRecord {
 
     /// Returns true if the layer need not be fetched.
     pub(crate) fn is_whole(&self) -> bool {
+        self.is_mountable() && self.partial.is_none()
+    }
+
+    /// Returns true if the layer can be mounted: missing data comes while it is read.
+    pub(crate) fn is_mountable(&self) -> bool {
         self.present && !self.damaged
+    }
+}
+
+impl PartialSource {
+    /// The lease on what has come of the blob, until the layer is complete.
+    pub(super) fn lease(&self, key: &LayerKey) -> LeaseRecord {
+        let leased = LeaseResources { layers: Vec::new(), ingests: vec![self.blob.ingest_id()] };
+        LeaseRecord::granted(PartialSource::lease_id(key), leased, Duration::MAX, &ClockReading::now())
+    }
+
+    /// ID of the lease of a layer.
+    pub(super) fn lease_id(key: &LayerKey) -> String {
+        format!("fill/{key}")
     }
 }
 

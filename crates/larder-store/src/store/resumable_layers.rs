@@ -44,6 +44,7 @@ impl OpenStore {
     /// Moves a layer's file to the trash, whichever pull it was retained for.
     pub(crate) fn discard_layer(&self, key: &LayerKey) -> io::Result<()> {
         let kept = self.uncommitted_layers.kept.take(key);
+        self.partials.forget(key);
         self.discard(&self.layout.layer(key)).inspect_err(|_| {
             // It is there still.
             if let Some(kept) = kept {

@@ -1,0 +1,112 @@
+//! The layers of a store whose data is being filled in.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::{Mutex, MutexGuard};
+
+use super::partial_layer::{FillProgress, PartialLayer};
+use super::reads::GuardedReads;
+use crate::store::LayerKey;
+
+/// Starts to fill a layer in the background.
+pub(crate) type StartFill = Box<dyn FnOnce() + Send>;
+
+/// Layers of a store that are being filled, each under its key.
+#[derive(Debug, Default)]
+pub(crate) struct PartialLayers {
+    reads: OnceLock<Arc<GuardedReads>>,
+    layers: Mutex<HashMap<LayerKey, FillingLayer>>,
+}
+
+struct FillingLayer {
+    layer: Arc<PartialLayer>,
+    /// `None` once it has begun.
+    start: Option<StartFill>,
+}
+
+impl std::fmt::Debug for FillingLayer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.layer.fmt(f)
+    }
+}
+
+impl Drop for PartialLayers {
+    fn drop(&mut self) {
+        // Before the waiting reads are dropped: they wait for the next process.
+        if let Some(Err(error)) = self.reads.get().map(|reads| reads.stop()) {
+            tracing::warn!(%error, "cannot leave waiting reads to the next process");
+        }
+    }
+}
+
+impl PartialLayers {
+    fn lock(&self) -> MutexGuard<'_, HashMap<LayerKey, FillingLayer>> {
+        self.layers.lock()
+    }
+
+    /// Guards the reads of layers from now on: without that, no layer is filled while it is read.
+    pub(crate) fn enable(&self, reads: Arc<GuardedReads>) {
+        let _ = self.reads.set(reads);
+    }
+
+    /// The guard of reads, if there is one.
+    pub(crate) fn reads(&self) -> Option<&Arc<GuardedReads>> {
+        self.reads.get()
+    }
+
+    /// Guards a layer, which nothing has mounted. `start` runs once an image has it.
+    pub(crate) fn begin(&self, key: LayerKey, layer: Arc<PartialLayer>, start: StartFill) -> io::Result<()> {
+        let reads = self.reads.get().ok_or(io::ErrorKind::Unsupported)?;
+        reads.guard(&layer)?;
+        let before = self.lock().insert(key, FillingLayer { layer, start: Some(start) });
+        if let Some(before) = before {
+            before.layer.end();
+        }
+        Ok(())
+    }
+
+    /// Starts to fill a layer, unless it has begun.
+    pub(crate) fn start(&self, key: &LayerKey) {
+        let start = self.lock().get_mut(key).and_then(|filling| filling.start.take());
+        if let Some(start) = start {
+            start();
+        }
+    }
+
+    /// The layer of this key, while it is being filled.
+    pub(crate) fn get(&self, key: &LayerKey) -> Option<Arc<PartialLayer>> {
+        self.lock().get(key).map(|filling| Arc::clone(&filling.layer))
+    }
+
+    /// Whether missing data of a layer comes while it is read.
+    pub(crate) fn is_guarded(&self, key: &LayerKey) -> bool {
+        self.lock().contains_key(key)
+    }
+
+    /// Ends a layer that was removed, or has failed: it is not filled any more.
+    pub(crate) fn forget(&self, key: &LayerKey) {
+        if let Some(filling) = self.lock().remove(key) {
+            filling.layer.end();
+        }
+    }
+
+    /// Takes a layer off the list that is complete: nothing guards it any more.
+    pub(crate) fn complete(&self, key: &LayerKey, layer: &Arc<PartialLayer>) {
+        let mut layers = self.lock();
+        if layers.get(key).is_some_and(|filling| Arc::ptr_eq(&filling.layer, layer)) {
+            layers.remove(key);
+        }
+        drop(layers);
+        layer.set_complete();
+        if let Some(Err(error)) = self.reads.get().map(|reads| reads.release(layer)) {
+            tracing::warn!(%error, layer = %key, "cannot end the guard of a complete layer: its reads stay slower");
+        }
+    }
+
+    /// How much is there of each.
+    pub(crate) fn progress(&self) -> Vec<(LayerKey, FillProgress)> {
+        self.lock().iter().map(|(key, filling)| (key.clone(), filling.layer.progress())).collect()
+    }
+}

@@ -1,0 +1,165 @@
+//! Reads of incomplete layers: the kernel asks for each, and the answer waits for the data.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::AsFd as _;
+use std::path::Path;
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::task::spawn_blocking;
+use tokio::time::{self, Instant};
+
+use super::group::{Answer, GroupState, PreContentEvent, PreContentGroup};
+use super::journal::FileId;
+use super::keeper::GroupKeeper;
+use super::partial_layer::{PartialLayer, WaitingReader};
+use crate::unpack::UnfilledLayer as _;
+
+/// How often reads are looked at that may have waited for too long.
+const CHECK: Duration = Duration::from_secs(1);
+/// How often the keeper of the group is looked after.
+const RENEW: Duration = Duration::from_secs(5);
+
+/// The layers whose reads are guarded.
+#[derive(Debug)]
+pub(crate) struct GuardedReads {
+    group: PreContentGroup,
+    /// Keeps the group open when this process ends.
+    keeper: Arc<dyn GroupKeeper>,
+    /// How the group came to be.
+    state: GroupState,
+    /// By their files; `None` once the layer is complete, of which reads may be under way.
+    layers: Mutex<HashMap<FileId, Option<Arc<PartialLayer>>>>,
+    /// How long a read waits for data.
+    longest_wait: Duration,
+}
+
+impl GuardedReads {
+    /// Opens the group of events, or takes over that of an earlier process. Nothing is answered yet.
+    pub(crate) fn open(
+        keeper: Arc<dyn GroupKeeper>,
+        marker: &Path,
+        longest_wait: Duration,
+    ) -> io::Result<Arc<GuardedReads>> {
+        let (group, state) = PreContentGroup::open(&*keeper, marker)?;
+        Ok(Arc::new(GuardedReads { group, keeper, state, layers: Mutex::default(), longest_wait }))
+    }
+
+    /// Begins to answer, for as long as this lives, within the runtime. All layers that an earlier process has guarded
+    /// must be guarded again: a read of another file fails.
+    pub(crate) fn start(reads: &Arc<GuardedReads>) -> io::Result<()> {
+        let (answering, expiring) = (Arc::downgrade(reads), Arc::downgrade(reads));
+        thread::Builder::new().name("layer-reads".into()).spawn(move || serve(&answering))?;
+        Handle::current().spawn(expire(expiring));
+        Ok(())
+    }
+
+    /// How the group came to be.
+    pub(crate) fn state(&self) -> GroupState {
+        self.state
+    }
+
+    /// What may have been read wrongly is dealt with.
+    pub(crate) fn acknowledge_loss(&self) -> io::Result<()> {
+        self.group.acknowledge_loss()
+    }
+
+    /// Ends the guard: no layer is incomplete.
+    pub(crate) fn end(&self) -> io::Result<()> {
+        self.group.release(&*self.keeper)
+    }
+
+    /// Answers no more reads: they wait for the next process.
+    pub(crate) fn stop(&self) -> io::Result<()> {
+        self.group.stop()
+    }
+
+    /// Has the group kept open, should what keeps it have ended.
+    fn renew(&self) -> io::Result<()> {
+        self.group.renew(&*self.keeper)
+    }
+
+    /// Guards the file of a layer. Whatever opens it from now on waits for the data that it reads.
+    pub(crate) fn guard(&self, layer: &Arc<PartialLayer>) -> io::Result<()> {
+        self.renew()?;
+        let file = FileId::of(layer.file().as_fd())?;
+        self.layers.lock().insert(file, Some(Arc::clone(layer)));
+        self.group.mark(layer.file().as_fd()).inspect_err(|_| {
+            self.layers.lock().remove(&file);
+        })
+    }
+
+    /// Ends the guard of a complete layer.
+    pub(crate) fn release(&self, layer: &PartialLayer) -> io::Result<()> {
+        let file = FileId::of(layer.file().as_fd())?;
+        self.layers.lock().insert(file, None);
+        self.group.unmark(layer.file().as_fd())
+    }
+
+    fn begin(&self, event: PreContentEvent) {
+        let layer = event.file.and_then(|file| self.layers.lock().get(&file).cloned());
+        match layer {
+            Some(Some(layer)) => {
+                let range = event.range.clone();
+                layer.read(Box::new(event), &range, Instant::now());
+            }
+            Some(None) => Box::new(event).allow(),
+            // Denied. The kernel reads again where the event had no file.
+            None => drop(event),
+        }
+    }
+
+    fn layers(&self) -> Vec<Arc<PartialLayer>> {
+        self.layers.lock().values().flatten().cloned().collect()
+    }
+}
+
+impl WaitingReader for PreContentEvent {
+    fn allow(self: Box<Self>) {
+        if let Err(error) = self.answer(Answer::Allow) {
+            tracing::warn!(%error, "cannot let a read of an incomplete layer go on");
+        }
+    }
+
+    fn process(&self) -> i32 {
+        self.pid
+    }
+}
+
+fn serve(reads: &Weak<GuardedReads>) {
+    while let Some(reads) = reads.upgrade() {
+        match reads.group.next_event() {
+            Some(Ok(event)) => reads.begin(event),
+            Some(Err(error)) => {
+                return tracing::error!(%error, "reads of incomplete layers are answered no more: they wait for the next start");
+            }
+            None => return,
+        }
+    }
+}
+
+async fn expire(reads: Weak<GuardedReads>) {
+    let mut renewed = Instant::now();
+    while let Some(reads) = reads.upgrade() {
+        let (now, longest) = (Instant::now(), reads.longest_wait);
+        let expired: Vec<i32> = reads.layers().iter().flat_map(|layer| layer.expire(now, longest)).collect();
+        if !expired.is_empty() {
+            let processes = expired;
+            tracing::warn!(
+                ?processes,
+                "reads of incomplete layers have failed: their data did not come in time"
+            );
+        }
+        if renewed.elapsed() >= RENEW && !reads.layers().is_empty() {
+            renewed = now;
+            if let Ok(Err(error)) = spawn_blocking(move || reads.renew()).await {
+                tracing::error!(%error, "incomplete layers have no guard if larder is killed now");
+            }
+        }
+        time::sleep(CHECK).await;
+    }
+}

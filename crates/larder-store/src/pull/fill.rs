@@ -1,0 +1,379 @@
+//! Fills a layer whose containers may run already: what reads wait for first, and its whole blob in the background.
+//!
+//! ```text
+//! table of contents -> skeleton -> placed, guarded -> commit of the image -> LayerFill
+//!                                        demand: ranges of the blob -> chunks, each verified -> the layer
+//!                                        background: the blob, in order -> unpacked into the layer -> complete
+//! ```
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use larder::backend::ProgressReporter;
+use larder_registry::{BlobError, RepositorySession, fetch_range};
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+use tokio::time::{self, Instant};
+
+use super::StorePuller;
+use super::error::PullError;
+use super::fetch_layer::{LayerBytes, LayerFetch, LayerOrigin, StagedLayer};
+use super::layer_job::open_lowers;
+use super::plan::PlannedLayer;
+use super::pull_progress::PullProgress;
+use super::pull_workers::{PullWorkers, blocking};
+use crate::lazy::partial_layer::PartialLayer;
+use crate::lazy::skeleton::{PlacedChunk, write_skeleton};
+use crate::lazy::toc::{ChunkContent, TableOfContents, TocFormat, TocStep};
+use crate::store::error::StoreErrorContext as _;
+use crate::store::fetch_progress::FetchProgress;
+use crate::store::{IngestFile, LAYER_FILE, LayerHandle, LayerKey, LayerMetadata, TransferLogin};
+use crate::unpack::UnpackProgress;
+
+/// Ranges that are fetched at once for reads that wait.
+const RANGES_AT_ONCE: usize = 8;
+/// Compressed bytes that are fetched for a read, at least: those of the chunks that follow are likely read next.
+const READ_AHEAD: u64 = 1 << 20;
+/// Time until a range that failed is requested again, while reads wait for it.
+const RETRY_DEMAND: Duration = Duration::from_millis(500);
+/// Times between two attempts to fetch the whole blob: the first, and the longest.
+const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+/// Requests for a table of contents: for its place, for the table, and for what was not in either.
+const TABLE_REQUESTS: usize = 3;
+
+/// A layer without data that is not yet in its place.
+pub(super) struct StagedPartial {
+    pub(super) format: TocFormat,
+    pub(super) chunks: Vec<PlacedChunk>,
+}
+
+/// A layer that is being filled.
+pub(super) struct LayerFill {
+    puller: StorePuller,
+    session: RepositorySession,
+    login: TransferLogin,
+    planned: PlannedLayer,
+    format: TocFormat,
+    ingest: IngestFile,
+    /// Those below it, lowest first.
+    lowers: Vec<LayerHandle>,
+    key: LayerKey,
+    layer: Arc<PartialLayer>,
+}
+
+impl LayerFetch {
+    /// Fetches the table of contents of the layer, and makes the layer without data. `None` if it must be pulled in
+    /// full.
+    pub(super) async fn fetch_skeleton(
+        &self,
+        session: &RepositorySession,
+    ) -> Result<Option<StagedLayer>, PullError> {
+        let Some(format) = self.puller.lazy_format(&self.planned).filter(|_| self.into.is_none()) else {
+            return Ok(None);
+        };
+        let (store, blob) = (self.puller.store.clone(), self.origin.blob(&self.planned));
+        let ingest = self.worker.blocking(move || store.ingest(&blob)).await??;
+        let table = TableFetch { puller: &self.puller, session, planned: &self.planned, ingest: &ingest };
+        let in_full = |reason: String| {
+            tracing::info!(digest = %self.planned.descriptor.digest, reason, "pulling a layer in full");
+            Ok(None)
+        };
+        let table = match table.read(&format).await {
+            Ok(table) => table,
+            Err(reason) => return in_full(reason),
+        };
+        let (store, planned, blob) =
+            (self.puller.store.clone(), self.planned.clone(), self.origin.blob(&self.planned));
+        let options = self.options();
+        let staged = move || -> Result<Result<StagedLayer, String>, PullError> {
+            let staging = store.begin_layer()?;
+            let path = staging.dir().join(LAYER_FILE);
+            let (unpacked, file, chunks) = match write_skeleton(&table, &planned.expected(), &path, &options)
+            {
+                Ok(written) if written.0.lower_work.cross_layer_links == 0 => written,
+                Ok(_) => return Ok(Err("it has hard links to files of other layers".into())),
+                Err(error) => return Ok(Err(larder::error_chain(&error))),
+            };
+            let (bytes, partial) = (LayerBytes::Ingest(ingest), Some(StagedPartial { format, chunks }));
+            Ok(Ok(StagedLayer { staging, unpacked, file, bytes, blob, partial }))
+        };
+        match self.worker.blocking(staged).await?? {
+            Ok(staged) => Ok(Some(staged)),
+            Err(reason) => in_full(reason),
+        }
+    }
+}
+
+/// Reads the table of contents of a layer.
+pub(super) struct TableFetch<'a> {
+    pub(super) puller: &'a StorePuller,
+    pub(super) session: &'a RepositorySession,
+    pub(super) planned: &'a PlannedLayer,
+    pub(super) ingest: &'a IngestFile,
+}
+
+impl TableFetch<'_> {
+    /// Reads the table, or says why that is not possible. What was fetched of the blob is kept in its ingest: the next
+    /// process reads the table there.
+    pub(super) async fn read(&self, format: &TocFormat) -> Result<TableOfContents, String> {
+        let size = self.planned.descriptor.size;
+        let mut range = format.first_range(size).map_err(in_words)?;
+        for _ in 0..TABLE_REQUESTS {
+            let bytes = self.bytes(range.clone()).await?;
+            let (format, limits, at) = (format.clone(), self.puller.config.limits.clone(), range);
+            let read = blocking(move || format.read(at, &bytes, size, &limits)).await;
+            match read.map_err(in_words)?.map_err(in_words)? {
+                TocStep::Read(table) => return Ok(table),
+                TocStep::Needs(needed) => range = needed,
+            }
+        }
+        Err("its table of contents is not where it should be".into())
+    }
+
+    async fn bytes(&self, range: Range<u64>) -> Result<Vec<u8>, String> {
+        let (ingest, wanted) = (self.ingest.clone(), range.clone());
+        let present = blocking(move || ingest.read_range(&wanted)).await.map_err(in_words)?;
+        if let Some(bytes) = present.map_err(in_words)? {
+            return Ok(bytes);
+        }
+        let bytes = fetch_range(self.session, &self.planned.descriptor, range.clone()).await;
+        let (ingest, bytes) = (self.ingest.clone(), bytes.map_err(in_words)?);
+        let write = move || ingest.write_at(&bytes, range.start).map(|()| bytes);
+        blocking(write).await.map_err(in_words)?.map_err(in_words)
+    }
+}
+
+fn in_words(error: impl std::error::Error) -> String {
+    larder::error_chain(&error)
+}
+
+/// A layer that is in its place, and what it is filled from.
+pub(super) struct PlacedPartial {
+    pub(super) key: LayerKey,
+    pub(super) file: File,
+    pub(super) filesystem_bytes: u64,
+    pub(super) partial: StagedPartial,
+    pub(super) planned: PlannedLayer,
+    pub(super) ingest: IngestFile,
+    /// Those below it, lowest first.
+    pub(super) lowers: Vec<LayerHandle>,
+}
+
+impl StorePuller {
+    /// How the table of contents of a layer is found, if the layer is pulled lazily.
+    fn lazy_format(&self, planned: &PlannedLayer) -> Option<TocFormat> {
+        let minimum = self.lazy_minimum?;
+        let is_possible = self.store.0.partials.reads().is_some() && planned.files.is_empty();
+        let format = || TocFormat::of(&planned.descriptor);
+        (is_possible && planned.descriptor.size >= minimum).then(format).flatten()
+    }
+
+    /// Guards the reads of a layer, and prepares its fill: that begins once an image has the layer. The file must have
+    /// been opened without a guard. Within the runtime; blocks.
+    pub(super) fn prepare_fill(
+        &self,
+        session: &RepositorySession,
+        login: &TransferLogin,
+        placed: PlacedPartial,
+    ) -> Result<(), PullError> {
+        let PlacedPartial { key, file, filesystem_bytes, partial, planned, ingest, lowers } = placed;
+        let StagedPartial { format, chunks } = partial;
+        let (demand, demanded) = mpsc::unbounded_channel();
+        let layer = Arc::new(PartialLayer::new(file, filesystem_bytes, chunks, demand));
+        let fill = LayerFill {
+            puller: self.clone(),
+            session: session.clone(),
+            login: login.clone(),
+            planned,
+            format,
+            ingest,
+            lowers,
+            key: key.clone(),
+            layer: Arc::clone(&layer),
+        };
+        let runtime = Handle::current();
+        let start = Box::new(move || drop(runtime.spawn(fill.run(demanded))));
+        self.store.0.partials.begin(key, layer, start).context("guard the reads of a layer")?;
+        Ok(())
+    }
+}
+
+impl LayerFill {
+    /// Fills the layer until it is complete, or is no longer wanted.
+    async fn run(self, demanded: mpsc::UnboundedReceiver<usize>) {
+        tokio::select! {
+            () = self.complete() => {}
+            () = self.serve(demanded) => {}
+        }
+    }
+
+    async fn complete(&self) {
+        let mut wait = RETRY.0;
+        let began = Instant::now();
+        loop {
+            let error = match self.attempt().await {
+                Ok(()) => {
+                    let seconds = began.elapsed().as_secs_f64();
+                    return tracing::info!(layer = %self.key, seconds, "completed a layer");
+                }
+                Err(error) => error,
+            };
+            if self.layer.has_ended() {
+                return;
+            }
+            let error = larder::error_chain(&error);
+            if self.layer.is_mismatch() {
+                tracing::error!(layer = %self.key, repository = self.session.image().name(), error, "a layer is damaged: what its table of contents says is not what its archive has; the next pull replaces it");
+                let (store, key) = (self.puller.store.clone(), self.key.clone());
+                if let Ok(Err(error)) = blocking(move || store.fail_layer(&key)).await {
+                    tracing::error!(layer = %self.key, %error, "cannot record a damaged layer");
+                }
+                return;
+            }
+            tracing::warn!(layer = %self.key, error, "cannot complete a layer yet");
+            time::sleep(wait).await;
+            wait = RETRY.1.min(wait * 2);
+        }
+    }
+
+    /// Fetches the blob, and unpacks it into the layer.
+    async fn attempt(&self) -> Result<(), PullError> {
+        let workers = PullWorkers::new(self.puller.syncer.begin(), &self.puller.fills);
+        let done = self.attempt_with(&workers).await;
+        workers.end().await;
+        done
+    }
+
+    async fn attempt_with(&self, workers: &PullWorkers) -> Result<(), PullError> {
+        let progress = PullProgress::begin(&ProgressReporter::unwatched());
+        let (session, login) = (self.session.clone(), self.login.clone());
+        let origin = LayerOrigin::Registry { session, progress, login };
+        let callers = origin.progress().callers().clone();
+        let minimum = self.puller.config.minimum_rate;
+        let fetch = LayerFetch {
+            puller: self.puller.clone(),
+            origin,
+            planned: self.planned.clone(),
+            progress: Arc::new(FetchProgress::new(minimum, &callers, Instant::now())),
+            worker: workers.worker(),
+            into: Some((Arc::clone(&self.layer), self.ingest.clone())),
+        };
+        let StagedLayer { unpacked, file, staging, .. } = fetch.run().await?;
+        let (puller, lowers, layer) = (self.puller.clone(), self.lowers.clone(), Arc::clone(&self.layer));
+        let _permit = puller.permit_lowers(&lowers).await?;
+        let (planned, key, store) = (self.planned.clone(), self.key.clone(), self.puller.store.clone());
+        let finish = move || -> Result<(), PullError> {
+            let failed = |cause| PullError::Unpack { digest: planned.descriptor.digest.clone(), cause };
+            let lowers = open_lowers(&lowers, lowers.len()).map_err(failed)?;
+            let file = file.finish(&lowers, &Arc::<UnpackProgress>::default()).map_err(failed)?;
+            drop(staging);
+            let facts = LayerMetadata {
+                diff_id: planned.diff_id.clone(),
+                digest: planned.descriptor.digest.clone(),
+                compressed_bytes: unpacked.compressed_bytes,
+                plain_bytes: unpacked.plain_bytes,
+                skipped_xattrs: unpacked.skipped_xattrs,
+            };
+            Ok(store.complete_layer(&key, &layer, &facts, &file.file)?)
+        };
+        workers.worker().blocking(finish).await??;
+        let ingest = self.ingest.clone();
+        workers.worker().blocking(move || ingest.discard()).await??;
+        Ok(())
+    }
+
+    /// Fetches the chunks that reads wait for.
+    async fn serve(&self, mut demanded: mpsc::UnboundedReceiver<usize>) {
+        let mut fetches = FuturesUnordered::new();
+        loop {
+            tokio::select! {
+                Some(()) = fetches.next() => {}
+                first = demanded.recv(), if fetches.len() < RANGES_AT_ONCE => {
+                    let Some(first) = first else { return };
+                    let mut wanted = BTreeSet::from([first]);
+                    while let Ok(next) = demanded.try_recv() {
+                        wanted.insert(next);
+                    }
+                    for chunks in batches(&self.layer, &wanted) {
+                        fetches.push(self.fetch(chunks));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Fetches successive chunks. Those that fail are requested again while reads wait for them.
+    async fn fetch(&self, chunks: Range<usize>) {
+        let Err(reason) = self.try_fetch(chunks.clone()).await else { return };
+        tracing::warn!(layer = %self.key, reason, "cannot fetch what a container reads");
+        time::sleep(RETRY_DEMAND).await;
+        chunks.for_each(|chunk| self.layer.retry(chunk));
+    }
+
+    async fn try_fetch(&self, chunks: Range<usize>) -> Result<(), String> {
+        let Some(range) = blob_range(&self.layer, chunks.clone()) else { return Ok(()) };
+        let bytes = fetch_range(&self.session, &self.planned.descriptor, range.clone()).await;
+        let bytes = bytes.map_err(|error: BlobError| larder::error_chain(&error))?;
+        let (layer, compression) = (Arc::clone(&self.layer), self.format.compression());
+        let write = move || -> Result<(), String> {
+            for number in chunks {
+                let chunk = &layer.chunk(number).chunk;
+                let ChunkContent::Compressed(compressed) = &chunk.content else { continue };
+                let at = |offset: u64| usize::try_from(offset - range.start).unwrap_or(usize::MAX);
+                let bytes = &bytes[at(compressed.blob.start)..at(compressed.blob.end)];
+                let plain = compressed.decompress(compression, chunk.size, bytes);
+                let plain = plain.map_err(|error| larder::error_chain(&error))?;
+                layer.write_chunk(number, &plain).map_err(|error| error.to_string())?;
+            }
+            Ok(())
+        };
+        match blocking(write).await {
+            Ok(written) => written,
+            Err(error) => Err(larder::error_chain(&error)),
+        }
+    }
+}
+
+/// The chunks to fetch for those that are wanted: successive ones in one request, with some that follow.
+fn batches(layer: &PartialLayer, wanted: &BTreeSet<usize>) -> Vec<Range<usize>> {
+    let mut batches: Vec<Range<usize>> = Vec::new();
+    for &first in wanted {
+        if layer.is_filled(first) || batches.last().is_some_and(|batch| batch.contains(&first)) {
+            continue;
+        }
+        let mut batch = first..first + 1;
+        while batch.end < layer.chunk_count() && !layer.is_filled(batch.end) {
+            let longer = batch.start..batch.end + 1;
+            if blob_range(layer, longer).is_none_or(|range| range.end - range.start > READ_AHEAD) {
+                break;
+            }
+            batch.end += 1;
+        }
+        batches.push(batch);
+    }
+    batches
+}
+
+/// The range of the blob that has these chunks; `None` if they do not follow each other there.
+fn blob_range(layer: &PartialLayer, chunks: Range<usize>) -> Option<Range<u64>> {
+    let mut range: Option<Range<u64>> = None;
+    for number in chunks {
+        let ChunkContent::Compressed(compressed) = &layer.chunk(number).chunk.content else { return None };
+        let blob = &compressed.blob;
+        range = Some(match range {
+            None => blob.clone(),
+            Some(range)
+                if range.start <= blob.start && blob.start <= range.end.saturating_add(READ_AHEAD) =>
+            {
+                range.start..range.end.max(blob.end)
+            }
+            Some(_) => return None,
+        });
+    }
+    range
+}

@@ -1,0 +1,142 @@
+//! Goes on to fill the layers of an earlier process, whose containers may be running.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use larder::reference::{Digest, Reference};
+use larder_registry::manifest::Descriptor;
+
+use super::StorePuller;
+use super::error::PullError;
+use super::fill::{PlacedPartial, StagedPartial, TableFetch};
+use super::plan::PlannedLayer;
+use super::pull_workers::blocking;
+use crate::lazy::group::open_without_events;
+use crate::lazy::skeleton::write_skeleton;
+use crate::lazy::toc::TocFormat;
+use crate::lazy::{GroupKeeper, GroupState};
+use crate::store::error::StoreErrorContext as _;
+use crate::store::{LAYER_FILE, LayerHandle, LayerRecord, PartialSource, Store, TransferLogin};
+use crate::unpack::UnpackOptions;
+
+/// Time between two attempts to read the table of contents of a layer of an earlier process.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// What an earlier process left of reads that it guarded.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct GuardedBefore {
+    /// Layers that go on to be filled.
+    pub layers: usize,
+    /// Images of which running containers may have read zeros: nothing held the guard of their reads for a while. What
+    /// is mounted from now on has the right bytes.
+    pub lost: Vec<Digest>,
+}
+
+impl StorePuller {
+    /// Guards the reads of incomplete layers from now on, and goes on to fill those of an earlier process. Until this
+    /// returns, these cannot be mounted. `keeper` keeps the guard when this process ends; a read waits for
+    /// `longest_wait`, then it fails.
+    pub async fn guard_reads(
+        &self,
+        keeper: Arc<dyn GroupKeeper>,
+        longest_wait: Duration,
+    ) -> Result<GuardedBefore, PullError> {
+        let store = self.store.clone();
+        let opened = move || store.open_guard(keeper, longest_wait).map(|state| (state, store));
+        let (state, store) = blocking(opened).await??;
+        let partial = blocking(move || store.partial_layers()).await??;
+        let mut before = GuardedBefore { layers: partial.len(), lost: Vec::new() };
+        if state == GroupState::Lost {
+            let (store, partial) = (self.store.clone(), partial.clone());
+            before.lost = blocking(move || store.drop_unguarded_mounts(&partial)).await??;
+        }
+        for record in partial {
+            let key = record.key.clone();
+            if let Err(error) = self.resume_fill(record.clone()).await {
+                tracing::warn!(layer = %key, error = larder::error_chain(&error), "cannot go on to fill a layer yet");
+                tokio::spawn(self.clone().resume_later(record));
+            }
+        }
+        let store = self.store.clone();
+        blocking(move || store.begin_guard()).await??;
+        Ok(before)
+    }
+
+    async fn resume_later(self, record: LayerRecord) {
+        loop {
+            tokio::time::sleep(RETRY).await;
+            let is_same = |found: LayerHandle| found.record().partial == record.partial;
+            let (store, key) = (self.store.clone(), record.key.clone());
+            match blocking(move || store.layer(&key)).await {
+                Ok(Ok(Some(found))) if is_same(found.clone()) => {}
+                _ => return,
+            }
+            if self.resume_fill(record.clone()).await.is_ok() {
+                return;
+            }
+        }
+    }
+
+    /// Guards a layer again, and starts to fill it.
+    async fn resume_fill(&self, record: LayerRecord) -> Result<(), PullError> {
+        let Some(PartialSource { blob, annotations, chain_id }) = record.partial.clone() else {
+            return Ok(());
+        };
+        let descriptor =
+            Descriptor { annotations, ..Descriptor::new("", record.facts.digest.clone(), blob.size()) };
+        let lost = |reason: String| PullError::Incomplete { digest: record.facts.digest.clone(), reason };
+        let format = TocFormat::of(&descriptor).ok_or_else(|| lost("it has no table of contents".into()))?;
+        let name = Reference::parse(blob.repository()).map_err(|error| lost(error.to_string()))?;
+        let session = self.client.session(&name, None)?;
+        let diff_id = record.facts.diff_id.clone();
+        let planned = PlannedLayer { descriptor, diff_id, chain_id, files: Vec::new() };
+        let store = self.store.clone();
+        let ingest = blocking(move || store.ingest(&blob)).await??;
+        let table = TableFetch { puller: self, session: &session, planned: &planned, ingest: &ingest };
+        let table = table.read(&format).await.map_err(lost)?;
+        let (puller, limits) = (self.clone(), self.config.limits.clone());
+        let resume = move || -> Result<(), PullError> {
+            let store = &puller.store;
+            let staging = store.begin_layer()?;
+            let options = UnpackOptions { limits, ..UnpackOptions::default() };
+            let written =
+                write_skeleton(&table, &planned.expected(), &staging.dir().join(LAYER_FILE), &options);
+            let failed = |cause| PullError::Unpack { digest: planned.descriptor.digest.clone(), cause };
+            let (_, _, chunks) = written.map_err(failed)?;
+            let doing = "open an incomplete layer";
+            let file = open_without_events(&store.layer_path(&record.key)).context(doing)?;
+            puller.prepare_fill(
+                &session,
+                &TransferLogin::default(),
+                PlacedPartial {
+                    key: record.key.clone(),
+                    file: file.into(),
+                    filesystem_bytes: record.erofs.bytes - record.erofs.implied_bytes,
+                    partial: StagedPartial { format, chunks },
+                    lowers: store.layers_below(&record.key)?,
+                    planned,
+                    ingest,
+                },
+            )?;
+            store.0.partials.start(&record.key);
+            Ok(())
+        };
+        blocking(resume).await?
+    }
+}
+
+impl Store {
+    /// The layers below one, in an image that has it.
+    fn layers_below(
+        &self,
+        key: &crate::store::LayerKey,
+    ) -> Result<Vec<LayerHandle>, crate::store::StoreError> {
+        for image in self.images()? {
+            if let Some(at) = image.layers.iter().position(|layer| layer.key == *key) {
+                let below = image.layers[..at].iter().map(|layer| self.layer(&layer.key));
+                return Ok(below.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect());
+            }
+        }
+        Ok(Vec::new())
+    }
+}

@@ -1,0 +1,162 @@
+//! Layers without all their data: placed when their metadata is there, completed when the archive was read.
+
+use std::io;
+use std::os::fd::AsFd as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use larder::reference::Digest;
+
+use super::db::{DbRead as _, DbReadTransaction, LAYERS, LEASES};
+use super::error::{StoreError, StoreErrorContext as _};
+use super::handle::{OpenStore, Store};
+use super::records::{LayerKey, LayerMetadata, LayerRecord, PartialSource};
+use super::transfers::put_transfers;
+use crate::erofs::ErofsFile;
+use crate::lazy::group::probe;
+use crate::lazy::journal::FileId;
+use crate::lazy::partial_layer::{FillProgress, PartialLayer};
+use crate::lazy::reads::GuardedReads;
+use crate::lazy::{GroupKeeper, GroupState};
+use crate::unpack::UnfilledLayer as _;
+
+impl Store {
+    /// Opens the guard of reads; [`begin_guard`](Store::begin_guard) then answers them. Fails where the kernel or the
+    /// filesystem has no such events.
+    pub(crate) fn open_guard(
+        &self,
+        keeper: Arc<dyn GroupKeeper>,
+        longest_wait: Duration,
+    ) -> Result<GroupState, StoreError> {
+        let doing = "guard the reads of incomplete layers";
+        let unsupported = |reason| io::Error::new(io::ErrorKind::Unsupported, reason);
+        probe(self.root()).context(doing)?.map_err(unsupported).context(doing)?;
+        let reads = GuardedReads::open(keeper, &self.0.layout.guard(), longest_wait).context(doing)?;
+        let state = reads.state();
+        self.0.partials.enable(reads);
+        Ok(state)
+    }
+
+    /// Answers reads from now on: all layers of earlier processes are guarded again.
+    pub(crate) fn begin_guard(&self) -> Result<(), StoreError> {
+        let begun = self.0.partials.reads().map_or(Ok(()), GuardedReads::start);
+        begun.context("guard the reads of incomplete layers")
+    }
+
+    /// Ends the guard of reads if no layer is incomplete: nothing needs to be kept when this process ends.
+    pub fn end_guard(&self) -> Result<(), StoreError> {
+        match self.0.partials.reads() {
+            Some(reads) if self.partial_layers()?.is_empty() => reads.end().context("end the guard of reads"),
+            _ => Ok(()),
+        }
+    }
+
+    /// Path of a layer's file.
+    pub(crate) fn layer_path(&self, key: &LayerKey) -> PathBuf {
+        self.0.layout.layer(key)
+    }
+
+    /// Takes mounts of layers away from new overlays, after reads of them were not guarded. Returns the images whose
+    /// overlays may have read zeros.
+    pub(crate) fn drop_unguarded_mounts(&self, partial: &[LayerRecord]) -> Result<Vec<Digest>, StoreError> {
+        let doing = "unmount layers that may have been read wrongly";
+        let mut suspect = Vec::new();
+        for record in partial {
+            if self.0.unmount_layer(&record.key).context(doing)? {
+                suspect.push(&record.key);
+            }
+        }
+        let acknowledged = self.0.partials.reads().map_or(Ok(()), |reads| reads.acknowledge_loss());
+        acknowledged.context(doing)?;
+        let mut images = self.images()?;
+        images.retain(|image| image.keys().iter().any(|key| suspect.contains(key)));
+        Ok(images.into_iter().map(|image| image.id).collect())
+    }
+
+    /// Records that a layer has all its data, which the archive of its diff ID has: from now on it is a layer like any
+    /// other. Does nothing if the layer was removed meanwhile.
+    pub(crate) fn complete_layer(
+        &self,
+        key: &LayerKey,
+        layer: &Arc<PartialLayer>,
+        facts: &LayerMetadata,
+        erofs: &ErofsFile,
+    ) -> Result<(), StoreError> {
+        self.0.complete_layer(key, layer, facts, erofs)?;
+        self.0.partials.complete(key, layer);
+        Ok(())
+    }
+
+    /// Marks a layer as damaged whose archive is another than its table of contents says. What was read of it had the
+    /// digests of that table; nothing more is read of it.
+    pub(crate) fn fail_layer(&self, key: &LayerKey) -> Result<(), StoreError> {
+        self.0.partials.forget(key);
+        self.0.db.write("record a damaged layer", |writer| {
+            let Some(mut record) = writer.get::<LayerRecord>(LAYERS, key.as_str())? else { return Ok(()) };
+            if record.partial.take().is_some() {
+                record.damaged = true;
+                writer.put(LAYERS, key.as_str(), &record)?;
+                writer.delete(LEASES, &PartialSource::lease_id(key))?;
+            }
+            Ok(())
+        })
+    }
+
+    /// How much is there of each incomplete layer that is being filled.
+    pub fn filling_layers(&self) -> Vec<(LayerKey, FillProgress)> {
+        self.0.partials.progress()
+    }
+
+    /// Records of the layers whose data is not complete.
+    pub(crate) fn partial_layers(&self) -> Result<Vec<LayerRecord>, StoreError> {
+        let mut partial: Vec<LayerRecord> =
+            self.0.db.read("list incomplete layers", |reader| reader.all(LAYERS))?;
+        partial.retain(|layer| layer.present && layer.partial.is_some());
+        Ok(partial)
+    }
+}
+
+impl OpenStore {
+    /// Whether a layer that was incomplete is complete now, or its data comes while it is read.
+    pub(crate) fn is_guarded(&self, key: &LayerKey) -> Result<bool, StoreError> {
+        if self.partials.is_guarded(key) {
+            return Ok(true);
+        }
+        let get = |reader: &DbReadTransaction| reader.get::<LayerRecord>(LAYERS, key.as_str());
+        Ok(self.db.read("look up a layer", get)?.is_some_and(|layer| layer.is_whole()))
+    }
+
+    fn complete_layer(
+        &self,
+        key: &LayerKey,
+        layer: &PartialLayer,
+        facts: &LayerMetadata,
+        erofs: &ErofsFile,
+    ) -> Result<(), StoreError> {
+        let doing = "complete a layer";
+        layer.file().sync_all().context(doing)?;
+        let path = self.layout.layer(key);
+        let _guard = self.lock_content();
+        let get = |reader: &DbReadTransaction| reader.get::<LayerRecord>(LAYERS, key.as_str());
+        let is_same = file_of(&path).ok() == Some(FileId::of(layer.file().as_fd()).context(doing)?);
+        let before = self.db.read(doing, get)?.filter(|_| is_same);
+        let Some(LayerRecord { partial: Some(partial), .. }) = before else { return Ok(()) };
+        let transfers = [partial.blob];
+        let record = LayerRecord::of_file(key, facts.clone(), erofs.clone());
+        let record = self.record_layer(&path, record, &transfers)?;
+        layer.file().sync_all().context(doing)?;
+        let images = self.db.write(doing, |writer| {
+            writer.put(LAYERS, key.as_str(), &record)?;
+            put_transfers(writer, key, &transfers)?;
+            writer.delete(LEASES, &PartialSource::lease_id(key))?;
+            Ok(self.recheck_images(writer, key)?)
+        })?;
+        self.note_images(images.iter());
+        Ok(())
+    }
+}
+
+fn file_of(path: &Path) -> io::Result<FileId> {
+    FileId::of(fs_err::File::open(path)?.file().as_fd())
+}
