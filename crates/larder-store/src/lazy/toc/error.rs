@@ -99,6 +99,8 @@ pub(crate) enum TocEntryProblem {
     /// Writers replace bytes that are no UTF-8 by U+FFFD.
     #[error("its name, link or attributes may have lost bytes that are not UTF-8")]
     LostBytes,
+    #[error("its attributes have more than {0} bytes")]
+    Attributes(u32),
     #[error("its owner is not a 32-bit number")]
     Owner,
     #[error("its device number is not a 32-bit number")]

@@ -41,6 +41,8 @@ const MAX_END_BYTES: u64 = MAX_DOCUMENT_BYTES + MAX_CHUNK_BYTES;
 pub(crate) struct EStargzToc {
     /// Of the document, which is a file of the layer.
     digest: Digest,
+    /// Bytes of the digest.
+    sha256: [u8; 32],
 }
 
 /// The file of the document, and its content.
@@ -61,7 +63,7 @@ pub(super) fn first_range(blob_size: u64) -> Result<Range<u64>, TocError> {
 impl EStargzToc {
     pub(super) fn of(annotations: &BTreeMap<String, String>) -> Option<EStargzToc> {
         let digest = Digest::parse(annotations.get(DIGEST_ANNOTATION)?).ok()?;
-        (digest.algorithm() == "sha256").then_some(EStargzToc { digest })
+        sha256_of(digest.as_str()).map(|sha256| EStargzToc { digest, sha256 })
     }
 
     /// `bytes` are those of the blob from `start` to its end.
@@ -99,8 +101,7 @@ impl EStargzToc {
         let Some(end) = from(last.start) else { return Ok(TocStep::Needs(last.start..blob_size)) };
         let expected = &table.entries[table.entries.len() - last.entries_after..];
         if has_document(end, &last, expected, &options)? {
-            let sha256 = sha256_of(self.digest.as_str()).unwrap_or_default();
-            let data = CompressedChunk { blob: place, skip: document.skip, sha256 };
+            let data = CompressedChunk { blob: place, skip: document.skip, sha256: self.sha256 };
             let chunk = TocChunk { size: document.entry.size, content: ChunkContent::Compressed(data) };
             table.entries.push(TocEntry { entry: document.entry, chunks: vec![chunk] });
         }

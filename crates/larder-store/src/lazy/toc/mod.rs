@@ -9,7 +9,11 @@
 //! known once the whole layer is unpacked. What a table cannot say, or says in an unknown way, is an error, after which
 //! the layer is pulled in the ordinary way.
 //!
-//! Neither format says how an extended attribute was ordered, and eStargz has times without fractions of a second.
+//! A table is not equal to its archive in these points:
+//!
+//! - attributes may be in another order, which the writer of a layer's file does not keep;
+//! - eStargz rounds times to seconds, so that a layer whose archive has fractions differs from its table;
+//! - writers for both formats refuse sparse files, or damage the archive.
 
 mod chunk;
 mod document;
@@ -45,7 +49,7 @@ pub(crate) enum TocFormat {
 /// Outcome of reading a table of contents from some bytes.
 #[derive(Debug)]
 pub(crate) enum TocStep {
-    /// These bytes of the blob are needed, all at once.
+    /// These bytes of the blob are needed, all at once. At most 128 MiB.
     Needs(Range<u64>),
     /// The table.
     Read(TableOfContents),

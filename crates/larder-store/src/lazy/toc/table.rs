@@ -102,13 +102,12 @@ impl<'a> TableBuilder<'a> {
     /// Adds the next record of the document.
     pub(super) fn add(&mut self, record: &TocRecord<'_>) -> Result<(), TocError> {
         let number = self.records;
-        let name = named(record.name.as_bytes());
         self.records += 1;
         if record.kind != "chunk" {
             self.close_file()?;
         }
         let added = if record.kind == "chunk" { self.add_chunk(record) } else { self.add_entry(record) };
-        added.map_err(|problem| TocError::Entry { number, path: name, problem })?;
+        added.map_err(|problem| TocError::Entry { number, path: named(record.name.as_bytes()), problem })?;
         self.check_limits()
     }
 
@@ -308,6 +307,10 @@ fn check_names(record: &TocRecord<'_>, limits: &UnpackLimits) -> Result<(), TocE
     }
     if names.iter().any(|name| name.contains(&0)) {
         return Err(TocEntryProblem::ZeroByte);
+    }
+    let xattrs = record.xattrs.0.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>();
+    if xattrs > limits.max_metadata as usize {
+        return Err(TocEntryProblem::Attributes(limits.max_metadata));
     }
     let lossy = |name: &[u8]| name.windows(3).any(|bytes| bytes == "\u{fffd}".as_bytes());
     if names.iter().any(|name| lossy(name)) || record.xattrs.0.iter().any(|(name, _)| lossy(name)) {

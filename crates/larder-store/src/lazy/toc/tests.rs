@@ -246,6 +246,10 @@ fn entries_that_cannot_be_used_are_named() {
             format!(r#"{{"type":"dir","name":"{}"}}"#, "a/".repeat(3000)),
             "its name or link is longer than 4096 bytes",
         ),
+        (
+            format!(r#"{{"type":"dir","name":"a","xattrs":{{"user.a":"{}"}}}}"#, "AAAA".repeat(350_000)),
+            "its attributes have more than 1048576 bytes",
+        ),
         (r#"{"type":"reg","name":"a","size":5,"offset":10}"#.into(), "no digest of 5 bytes"),
         (
             r#"{"type":"reg","name":"a","size":5,"offset":10,"digest":"md5:0"}"#.into(),
