@@ -8,7 +8,8 @@ use crate::format::BLOCK;
 /// Receives the bytes of a layer.
 ///
 /// A layer is written from its beginning to its end by [`append`](ErofsOutput::append), and by
-/// [`skip`](ErofsOutput::skip) in a layer whose data comes later. Only [`ErofsWriter::finish`](crate::ErofsWriter::finish) calls [`write_at`](ErofsOutput::write_at), after the last
+/// [`skip`](ErofsOutput::skip) in a layer whose data comes later. Only
+/// [`ErofsWriter::finish`](crate::ErofsWriter::finish) calls [`write_at`](ErofsOutput::write_at), after the last
 /// `append`: for block 0.
 pub trait ErofsOutput {
     /// Adds `bytes` to the end. Pieces may be small: an implementation that makes system calls collects them.

@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use super::toc::{ChunkContent, TableOfContents, TocChunk};
+use super::toc::{ChunkContent, TableOfContents, TocChunk, TocFormat};
 use crate::unpack::{
     DetectedCompression, ExpectedLayer, PendingLayer, UnpackError, UnpackOptions, UnpackedLayer,
 };
@@ -18,6 +18,14 @@ pub(crate) struct PlacedChunk {
     /// Offset in the layer's file.
     pub(crate) offset: u64,
     pub(crate) chunk: TocChunk,
+}
+
+/// Data that a layer does not have yet.
+#[derive(Debug)]
+pub(crate) struct MissingData {
+    pub(crate) format: TocFormat,
+    /// In the order of their offsets.
+    pub(crate) chunks: Vec<PlacedChunk>,
 }
 
 impl PlacedChunk {

@@ -18,13 +18,13 @@ use tracing::Instrument as _;
 
 use super::StorePuller;
 use super::error::PullError;
-use super::fill::StagedPartial;
 use super::plan::PlannedLayer;
 use super::pull_progress::PullProgress;
 use super::pull_workers::PullWorker;
 use super::spans::{FetchSpanFields, layer_span, unpack_span};
 use crate::disk::{DiskSpace, SpaceReserve};
 use crate::lazy::partial_layer::PartialLayer;
+use crate::lazy::skeleton::MissingData;
 use crate::store::fetch_progress::FetchProgress;
 use crate::store::import::{Import, ImportError};
 use crate::store::{
@@ -105,7 +105,7 @@ pub(super) struct StagedLayer {
     /// The blob that was read.
     pub(super) blob: BlobSource,
     /// What is missing, if its data comes later.
-    pub(super) partial: Option<StagedPartial>,
+    pub(super) partial: Option<MissingData>,
 }
 
 /// Compressed bytes of a layer on this machine.

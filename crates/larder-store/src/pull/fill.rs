@@ -23,12 +23,12 @@ use tokio::time::{self, Instant};
 use super::StorePuller;
 use super::error::PullError;
 use super::fetch_layer::{LayerBytes, LayerFetch, LayerOrigin, StagedLayer};
-use super::layer_job::open_lowers;
+use super::lowers::open_lowers;
 use super::plan::PlannedLayer;
 use super::pull_progress::PullProgress;
 use super::pull_workers::{PullWorkers, blocking};
 use crate::lazy::partial_layer::PartialLayer;
-use crate::lazy::skeleton::{PlacedChunk, write_skeleton};
+use crate::lazy::skeleton::{MissingData, write_skeleton};
 use crate::lazy::toc::{ChunkContent, TableOfContents, TocFormat, TocStep};
 use crate::store::error::StoreErrorContext as _;
 use crate::store::fetch_progress::FetchProgress;
@@ -45,12 +45,6 @@ const RETRY_DEMAND: Duration = Duration::from_millis(500);
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// Requests for a table of contents: for its place, for the table, and for what was not in either.
 const TABLE_REQUESTS: usize = 3;
-
-/// A layer without data that is not yet in its place.
-pub(super) struct StagedPartial {
-    pub(super) format: TocFormat,
-    pub(super) chunks: Vec<PlacedChunk>,
-}
 
 /// A layer that is being filled.
 pub(super) struct LayerFill {
@@ -99,7 +93,7 @@ impl LayerFetch {
                 Ok(_) => return Ok(Err("it has hard links to files of other layers".into())),
                 Err(error) => return Ok(Err(larder::error_chain(&error))),
             };
-            let (bytes, partial) = (LayerBytes::Ingest(ingest), Some(StagedPartial { format, chunks }));
+            let (bytes, partial) = (LayerBytes::Ingest(ingest), Some(MissingData { format, chunks }));
             Ok(Ok(StagedLayer { staging, unpacked, file, bytes, blob, partial }))
         };
         match self.worker.blocking(staged).await?? {
@@ -157,7 +151,7 @@ pub(super) struct PlacedPartial {
     pub(super) key: LayerKey,
     pub(super) file: File,
     pub(super) filesystem_bytes: u64,
-    pub(super) partial: StagedPartial,
+    pub(super) partial: MissingData,
     pub(super) planned: PlannedLayer,
     pub(super) ingest: IngestFile,
     /// Those below it, lowest first.
@@ -182,7 +176,7 @@ impl StorePuller {
         placed: PlacedPartial,
     ) -> Result<(), PullError> {
         let PlacedPartial { key, file, filesystem_bytes, partial, planned, ingest, lowers } = placed;
-        let StagedPartial { format, chunks } = partial;
+        let MissingData { format, chunks } = partial;
         let (demand, demanded) = mpsc::unbounded_channel();
         let layer = Arc::new(PartialLayer::new(file, filesystem_bytes, chunks, demand));
         let fill = LayerFill {

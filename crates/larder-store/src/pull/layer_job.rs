@@ -17,7 +17,6 @@
 //! its bytes (`blob_source.rs`); otherwise its blob is fetched and verified like that of a missing layer.
 
 use std::cmp::Reverse;
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,25 +24,23 @@ use futures_util::StreamExt as _;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use larder::backend::LayerPhase;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{self, Instant};
 
 use super::StorePuller;
 use super::error::PullError;
 use super::fetch_layer::{CancelUnpackOnDrop, LayerBytes, LayerFetch, LayerOrigin, StagedLayer};
 use super::fill::PlacedPartial;
+use super::lowers::{check_content, open_lowers};
 use super::plan::{PlannedLayer, PullPlan};
 use super::pull_workers::{PullWorker, blocking};
 use super::spans::merge_span;
-use crate::erofs::digest::LayerCheck;
 use crate::store::error::StoreErrorContext as _;
 use crate::store::fetch_progress::FetchProgress;
-use crate::store::layer_check::check_layer_file;
 use crate::store::{
     ClaimOutcome, ClaimRequest, Claimed, LayerClaim, LayerHandle, LayerKey, LayerMetadata, LayerWait,
     PartialSource, StoreError,
 };
-use crate::unpack::{MergedLayers, UnpackError, UnpackProgress, fits_lowers};
+use crate::unpack::{UnpackError, UnpackProgress, fits_lowers};
 
 /// Interval at which a pull checks whether a fetch of another pull that it waits for is slow.
 const SLOW_CHECK: Duration = Duration::from_secs(1);
@@ -186,17 +183,6 @@ impl StorePuller {
         blocking(move || write_behind.finish()).await?.context("sync layers to disk")?;
         Ok(layers)
     }
-
-    /// The permission to open the layers below. A pull that waits for it holds nothing else that is bounded.
-    pub(super) async fn permit_lowers(
-        &self,
-        below: &[LayerHandle],
-    ) -> Result<OwnedSemaphorePermit, PullError> {
-        // The layer itself as well. A layer on top of more layers than may be open is merged alone.
-        let files = u32::try_from(below.len() + 1).unwrap_or(u32::MAX).min(self.files.lowers);
-        let permit = Arc::clone(&self.lowers).acquire_many_owned(files).await;
-        permit.map_err(|_| PullError::Abandoned)
-    }
 }
 
 impl LayerJobs<'_> {
@@ -324,6 +310,9 @@ impl LayerJobs<'_> {
         let (planned, lowers) = (job.planned.clone(), below.to_vec());
         let (puller, origin) = (self.puller.clone(), self.origin.clone());
         let is_merged = !unpacked.lower_work.is_empty();
+        if unpacked.lower_work.cross_layer_links > 0 {
+            self.puller.wait_for_data_of(below).await?;
+        }
         let permit = if is_merged { Some(self.puller.permit_lowers(below).await?) } else { None };
         let progress = Arc::<UnpackProgress>::default();
         let _cancel = CancelUnpackOnDrop(Arc::clone(&progress));
@@ -423,30 +412,6 @@ impl LayerJobs<'_> {
 
 fn unpack_error(planned: &PlannedLayer, cause: UnpackError) -> PullError {
     PullError::Unpack { digest: planned.descriptor.digest.clone(), cause }
-}
-
-/// Fails if a layer is damaged: its bytes would be copied under a digest that covers the damage.
-fn check_content(layers: &[LayerHandle], progress: &UnpackProgress) -> Result<(), UnpackError> {
-    for layer in layers {
-        if progress.is_canceled() {
-            return Err(UnpackError::Canceled);
-        }
-        let damage = check_layer_file(layer.record(), layer.path(), LayerCheck::Content);
-        if let Some(damage) = damage.map_err(|error| UnpackError::file("read", layer.path(), error))? {
-            let cause = io::Error::new(io::ErrorKind::InvalidData, damage);
-            return Err(UnpackError::file("copy files of", layer.path(), cause));
-        }
-    }
-    Ok(())
-}
-
-/// Opens the last `count` of the layers below.
-pub(super) fn open_lowers(below: &[LayerHandle], count: usize) -> Result<MergedLayers, UnpackError> {
-    let open = |layer: &LayerHandle| {
-        layer.open().map_err(|error| UnpackError::file("open the layer", layer.path(), error))
-    };
-    let layers = below.iter().rev().take(count).map(open).collect::<Result<_, _>>()?;
-    MergedLayers::new(layers).map_err(|error| UnpackError::file("read", "the layers below", error))
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ mod fetched_image;
 mod fill;
 mod layer_job;
 mod load;
+mod lowers;
 mod open_files;
 mod plan;
 mod pull_progress;
@@ -51,7 +52,7 @@ use crate::store::admission::{
     self, DeclaredSize, PullClaim, PullClaims, RemovableSpace, SpaceEstimate, admit,
 };
 use crate::store::{
-    ClaimOutcome, ImageCommit, ImageRecord, IngestId, IngestReferences, LayerHandle, LeaseRecord,
+    ClaimOutcome, ImageCommit, ImageRecord, IngestId, IngestReferences, LayerHandle, LayerKey, LeaseRecord,
     LeaseResources, Store, StoreError, TransferLogin,
 };
 use crate::unpack::{BackgroundSyncer, UnpackLimits, UnpackOptions, UnpackThreads};
@@ -286,27 +287,42 @@ impl StorePuller {
         progress: &ProgressReporter,
     ) -> Result<ImageRecord, PullError> {
         let lazy_minimum = self.config.lazy.minimum_for(name).filter(|_| !self.completely);
-        let through = StorePuller { lazy_minimum, ..self.clone() };
+        let lazily = StorePuller { lazy_minimum, ..self.clone() };
+        match lazily.pull_once(name, credential, progress).await {
+            Err(PullError::LazyLower) => self.pull_once(name, credential, progress).await,
+            pulled => pulled,
+        }
+    }
+
+    /// Pulls with the layers that are as large as [`lazy_minimum`](StorePuller::lazy_minimum) left for later.
+    async fn pull_once(
+        &self,
+        name: &Reference,
+        credential: Option<&Credential>,
+        progress: &ProgressReporter,
+    ) -> Result<ImageRecord, PullError> {
         let workers = PullWorkers::new(self.syncer.begin(), &self.ending);
-        let pulled = Box::pin(through.pull_layers(name, credential, progress, &workers)).await;
+        let pulled = Box::pin(self.pull_layers(name, credential, progress, &workers)).await;
         workers.end().await;
         let image = self.reclaim_if_full(pulled).await?;
-        if lazy_minimum.is_none() {
-            self.wait_until_complete(&image).await?;
+        if self.lazy_minimum.is_none() {
+            // Another pull may have fetched some lazily.
+            for layer in &image.layers {
+                self.wait_until_filled(&layer.key, &layer.digest).await?;
+            }
         }
         Ok(image)
     }
 
-    /// Waits until the layers of an image are complete, which another pull may have fetched lazily.
-    async fn wait_until_complete(&self, image: &ImageRecord) -> Result<(), PullError> {
-        for layer in &image.layers {
-            let Some(filling) = self.store.0.partials.get(&layer.key) else { continue };
-            if !filling.ended().await {
-                let (digest, reason) = (layer.digest.clone(), "its archive is another one".into());
-                return Err(PullError::Incomplete { digest, reason });
+    /// Waits until a layer is complete, if it is being filled.
+    async fn wait_until_filled(&self, key: &LayerKey, digest: &Digest) -> Result<(), PullError> {
+        match self.store.0.partials.get(key) {
+            Some(filling) if !filling.ended().await => {
+                let reason = "its archive is not what its table of contents says".into();
+                Err(PullError::Incomplete { digest: digest.clone(), reason })
             }
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     async fn pull_layers(

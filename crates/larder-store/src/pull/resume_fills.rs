@@ -8,11 +8,11 @@ use larder_registry::manifest::Descriptor;
 
 use super::StorePuller;
 use super::error::PullError;
-use super::fill::{PlacedPartial, StagedPartial, TableFetch};
+use super::fill::{PlacedPartial, TableFetch};
 use super::plan::PlannedLayer;
 use super::pull_workers::blocking;
 use crate::lazy::group::open_without_events;
-use crate::lazy::skeleton::write_skeleton;
+use crate::lazy::skeleton::{MissingData, write_skeleton};
 use crate::lazy::toc::TocFormat;
 use crate::lazy::{GroupKeeper, GroupState};
 use crate::store::error::StoreErrorContext as _;
@@ -112,7 +112,7 @@ impl StorePuller {
                     key: record.key.clone(),
                     file: file.into(),
                     filesystem_bytes: record.erofs.bytes - record.erofs.implied_bytes,
-                    partial: StagedPartial { format, chunks },
+                    partial: MissingData { format, chunks },
                     lowers: store.layers_below(&record.key)?,
                     planned,
                     ingest,
