@@ -15,29 +15,38 @@ use larder_store::export::ExportRequest;
 use larder_store::fsck::FsckOptions;
 use larder_store::lazy::{GroupKeeper, KeptGroup};
 use larder_store::mounts::MountOptions;
-use larder_store::pull::{LazyPulls, StorePullConfig, StorePuller};
-use larder_store::store::{ImageRecord, Store, StoreConfig};
+use larder_store::pull::{GuardedBefore, LazyPulls, PullError, StorePullConfig, StorePuller};
+use larder_store::store::{ImageRecord, RemoveOptions, Store, StoreConfig};
+use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
+use larder_testkit::chunked_layer::{ChunkedFormat, ChunkedLayer};
 use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, ResponseFault, digest};
+use parking_lot::Mutex;
 use serde_json::json;
 use tempfile::TempDir;
 
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const LONGEST_WAIT: Duration = Duration::from_secs(20);
 
-/// Keeps nothing: the group ends with the test.
-#[derive(Debug)]
-struct NoKeeper;
+/// Keeps the group in this process, as another process would.
+#[derive(Debug, Default)]
+struct KeepHere(Mutex<Option<KeptGroup>>);
 
-impl GroupKeeper for NoKeeper {
+fn copy(kept: &KeptGroup) -> io::Result<KeptGroup> {
+    Ok(KeptGroup { group: kept.group.try_clone()?, journal: kept.journal.try_clone()? })
+}
+
+impl GroupKeeper for KeepHere {
     fn take(&self) -> io::Result<Option<KeptGroup>> {
-        Ok(None)
+        self.0.lock().as_ref().map(copy).transpose()
     }
 
-    fn keep(&self, _: &KeptGroup) -> io::Result<()> {
+    fn keep(&self, kept: &KeptGroup) -> io::Result<()> {
+        *self.0.lock() = Some(copy(kept)?);
         Ok(())
     }
 
     fn release(&self) -> io::Result<()> {
+        *self.0.lock() = None;
         Ok(())
     }
 }
@@ -62,6 +71,30 @@ const FIXTURES: [&str; 8] = [
 ];
 
 impl Fixture {
+    /// A layer of this archive.
+    fn made(name: &'static str, archive: &[u8]) -> Fixture {
+        let made = ChunkedLayer::new(archive, ChunkedFormat::ZstdChunked, 4096);
+        let annotations = made.annotations.into_iter().map(|(key, value)| (key, value.into())).collect();
+        Fixture { name, blob: made.blob, annotations, plain: made.archive }
+    }
+
+    /// With another table of contents: `change` gets the text of its document.
+    fn with_table(self, change: impl Fn(String) -> String) -> Fixture {
+        let position = "io.github.containers.zstd-chunked.manifest-position";
+        let fields = self.annotations[position].as_str().unwrap().split(':');
+        let fields: Vec<usize> = fields.map(|field| field.parse().unwrap()).collect();
+        let (at, length) = (fields[0], fields[1]);
+        let document = zstd::decode_all(&self.blob[at..at + length]).unwrap();
+        let document = change(String::from_utf8(document).unwrap());
+        let frame = zstd::encode_all(document.as_bytes(), 3).unwrap();
+        let size = u32::try_from(frame.len()).unwrap();
+        let (header, mut annotations) = (&self.blob[at - 8..at - 4], self.annotations);
+        let blob = [&self.blob[..at - 8], header, &size.to_le_bytes(), &frame].concat();
+        annotations[position] = format!("{at}:{size}:{}:1", document.len()).into();
+        annotations["io.github.containers.zstd-chunked.manifest-checksum"] = digest(&frame).into();
+        Fixture { blob, annotations, ..self }
+    }
+
     fn load(name: &'static str) -> Fixture {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/toc");
         let blob = fs_err::read(dir.join(format!("{name}.blob"))).unwrap();
@@ -118,15 +151,23 @@ struct LazyNode {
 
 impl LazyNode {
     async fn new() -> Option<LazyNode> {
+        let dir = tempfile::tempdir().unwrap();
+        LazyNode::in_dir(dir, Arc::default(), LONGEST_WAIT).await.map(|(node, _)| node)
+    }
+
+    async fn in_dir(
+        dir: TempDir,
+        keeper: Arc<KeepHere>,
+        longest_wait: Duration,
+    ) -> Option<(LazyNode, GuardedBefore)> {
         if !rustix::process::geteuid().is_root() {
             assert!(std::env::var_os("CI").is_none(), "CI must not skip mounts: run the tests as root");
             eprintln!("==== SKIPPED, NOT TESTED: mounting needs root; run the tests as root ====");
             return None;
         }
-        let dir = tempfile::tempdir().unwrap();
         let puller = LazyNode::puller(dir.path());
-        match puller.guard_reads(Arc::new(NoKeeper), LONGEST_WAIT).await {
-            Ok(_) => Some(LazyNode { dir, puller }),
+        match puller.guard_reads(keeper, longest_wait).await {
+            Ok(before) => Some((LazyNode { dir, puller }, before)),
             Err(error) => {
                 let error = larder::error_chain(&error);
                 eprintln!("==== SKIPPED, NOT TESTED: {error} ====");
@@ -169,8 +210,12 @@ impl LazyNode {
     }
 
     async fn complete(&self, name: &Reference) {
-        let complete = self.puller.completely().pull(name, None, &ProgressReporter::unwatched()).await;
+        let complete = self.try_complete(name).await;
         complete.unwrap_or_else(|error| panic!("{name}: {}", larder::error_chain(&error)));
+    }
+
+    async fn try_complete(&self, name: &Reference) -> Result<ImageRecord, PullError> {
+        self.puller.completely().pull(name, None, &ProgressReporter::unwatched()).await
     }
 }
 
@@ -229,4 +274,123 @@ async fn files_are_read_before_their_layer_is_complete_and_the_layer_becomes_lik
             "{name}: the archive of the layer is as it was"
         );
     }
+}
+
+/// Bytes without a pattern.
+fn noise(size: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let next = std::iter::repeat_with(|| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    });
+    next.flatten().take(size).collect()
+}
+
+/// An archive of two files of some pages.
+fn two_files(seed: u64) -> Vec<u8> {
+    let files = [("first", seed), ("second", seed + 1)];
+    TarBuilder::new()
+        .extend(files.map(|(name, seed)| TarBuilderEntry::file(name, noise(50_000, seed))))
+        .finish()
+}
+
+/// The fill in the background gets nothing.
+fn hold_background(registry: &FaultRegistry, fixture: &Fixture) {
+    registry.fault(FaultTrigger::path(digest(&fixture.blob)).from(0), ResponseFault::StallAfter(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_table_that_lies_is_found_and_the_next_pull_is_in_full() {
+    let Some(node) = LazyNode::new().await else { return };
+    let registry = FaultRegistry::start();
+    let lies: [(&'static str, fn(String) -> String); 3] = [
+        ("mode", |table| table.replacen("\"mode\":420", "\"mode\":493", 1)),
+        ("name", |table| table.replace("\"second\"", "\"other\"")),
+        ("digest", |table| {
+            let digits = table.find("\"chunkDigest\":\"sha256:").unwrap() + 22;
+            [&table[..digits], &"0".repeat(64), &table[digits + 64..]].concat()
+        }),
+    ];
+    for (seed, (name, lie)) in (10..).step_by(2).zip(lies) {
+        let fixture = Fixture::made(name, &two_files(seed)).with_table(lie);
+        let image = fixture.put(&registry);
+        hold_background(&registry, &fixture);
+        let pulled = node.pull(&image).await;
+        registry.clear_faults();
+        let ended = async {
+            while !node.store().filling_layers().is_empty() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(LONGEST_WAIT, ended).await.unwrap();
+        let layer = node.store().layer(&pulled.layers[0].key).unwrap().unwrap();
+        assert!(layer.record().damaged, "{name}");
+        drop(layer);
+        let pulled = node.pull(&image).await;
+        assert!(!node.is_partial(&pulled), "{name}: a layer whose table has lied is pulled in full");
+        let mounted = node.mount(&pulled, name);
+        for (path, content) in fixture.files() {
+            assert!(mounted.read(&path).await.unwrap() == content, "{name}: {}", path.display());
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn wrong_bytes_reach_no_reader() {
+    let Some(node) = LazyNode::new().await else { return };
+    let (registry, fixture) = (FaultRegistry::start(), Fixture::made("app", &two_files(1)));
+    let image = fixture.put(&registry);
+    hold_background(&registry, &fixture);
+    let pulled = node.pull(&image).await;
+    let mounted = node.mount(&pulled, "app");
+    registry.fault(FaultTrigger::path(digest(&fixture.blob)).ranged().nth(1..=3), ResponseFault::Corrupt);
+    for (path, content) in fixture.files() {
+        assert!(mounted.read(&path).await.unwrap() == content, "{}", path.display());
+    }
+    registry.clear_faults();
+    node.complete(&image).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reads_fail_in_time_without_a_registry_and_succeed_with_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let wait = Duration::from_millis(300);
+    let Some((node, _)) = LazyNode::in_dir(dir, Arc::default(), wait).await else { return };
+    let (registry, fixture) = (FaultRegistry::start(), Fixture::made("app", &two_files(1)));
+    let image = fixture.put(&registry);
+    hold_background(&registry, &fixture);
+    let pulled = node.pull(&image).await;
+    let mounted = node.mount(&pulled, "app");
+    registry.fault(FaultTrigger::path("/"), ResponseFault::Hangup);
+    let failed = mounted.read(Path::new("first")).await.unwrap_err();
+    assert_eq!(failed.to_string().contains("Input/output error"), true, "{failed}");
+    registry.clear_faults();
+    let until_read = async {
+        loop {
+            if let Ok(read) = mounted.read(Path::new("first")).await {
+                return read;
+            }
+        }
+    };
+    assert!(tokio::time::timeout(LONGEST_WAIT, until_read).await.unwrap() == fixture.files()[0].1);
+    node.complete(&image).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_removed_image_is_not_filled_and_leaves_nothing() {
+    let Some(node) = LazyNode::new().await else { return };
+    let (registry, fixture) = (FaultRegistry::start(), Fixture::made("app", &two_files(1)));
+    let image = fixture.put(&registry);
+    hold_background(&registry, &fixture);
+    let pulled = node.pull(&image).await;
+    let removed = node.store().remove(pulled.id.as_str(), &RemoveOptions::default()).unwrap().unwrap();
+    assert_eq!(removed.layers.len(), 1);
+    assert!(node.store().filling_layers().is_empty());
+    node.store().empty_trash().unwrap();
+    registry.clear_faults();
+    let again = node.pull(&image).await;
+    node.complete(&image).await;
+    assert!(!node.is_partial(&again));
 }

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use super::skeleton::PlacedChunk;
 use super::toc::ChunkContent;
-use crate::unpack::UnfilledLayer;
+use crate::unpack::{ContentDiffers, UnfilledLayer};
 
 /// Bytes that are compared at once.
 const BUFFER: usize = 128 << 10;
@@ -55,7 +55,6 @@ struct PartialState {
     waiting: Vec<WaitingRead>,
     /// Bytes of the chunk that the unpacking is at.
     current: Vec<u8>,
-    mismatch: bool,
     /// No data comes any more: it was removed, or is no longer what the image needs.
     ended: bool,
 }
@@ -79,13 +78,9 @@ pub struct FillProgress {
     pub waiting: usize,
 }
 
-/// The table of contents does not agree with the archive.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "the table of contents of the layer lies: its archive has other bytes at offset {offset} of the layer"
-)]
-pub(crate) struct TocMismatch {
-    offset: u64,
+/// The error of an archive that is not what the table of contents says.
+fn differs(offset: u64) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, ContentDiffers { offset })
 }
 
 impl PartialLayer {
@@ -234,16 +229,6 @@ impl PartialLayer {
         }
     }
 
-    /// Whether the archive turned out to be another than the table of contents says.
-    pub(crate) fn is_mismatch(&self) -> bool {
-        self.state().mismatch
-    }
-
-    fn mismatch(&self, offset: u64) -> io::Error {
-        self.state().mismatch = true;
-        io::Error::new(io::ErrorKind::InvalidData, TocMismatch { offset })
-    }
-
     /// Takes bytes of a chunk from the unpacking.
     fn add(&self, number: usize, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let chunk = &self.chunks[number];
@@ -260,7 +245,7 @@ impl PartialLayer {
         };
         let ChunkContent::Compressed(compressed) = &chunk.chunk.content else { return Ok(()) };
         if whole.len() as u64 != chunk.chunk.size || Sha256::digest(&whole)[..] != compressed.sha256 {
-            return Err(self.mismatch(chunk.offset));
+            return Err(differs(chunk.offset));
         }
         self.write_chunk(number, &whole)?;
         let mut state = self.state();
@@ -311,8 +296,8 @@ impl UnfilledLayer for PartialLayer {
             let present = &mut present[..piece.len()];
             match self.file.read_exact_at(present, at) {
                 Ok(()) if present == piece => {}
-                Ok(()) => return Err(self.mismatch(at)),
-                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Err(self.mismatch(at)),
+                Ok(()) => return Err(differs(at)),
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Err(differs(at)),
                 Err(error) => return Err(error),
             }
             at += piece.len() as u64;

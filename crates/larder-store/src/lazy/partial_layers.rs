@@ -87,8 +87,10 @@ impl PartialLayers {
 
     /// Ends a layer that was removed, or has failed: it is not filled any more.
     pub(crate) fn forget(&self, key: &LayerKey) {
-        if let Some(filling) = self.lock().remove(key) {
-            filling.layer.end();
+        let Some(filling) = self.lock().remove(key) else { return };
+        filling.layer.end();
+        if let Some(Err(error)) = self.reads.get().map(|reads| reads.fail(&filling.layer)) {
+            tracing::warn!(%error, layer = %key, "cannot fail the reads of a layer that is not filled any more");
         }
     }
 

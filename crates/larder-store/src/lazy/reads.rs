@@ -24,6 +24,15 @@ const CHECK: Duration = Duration::from_secs(1);
 /// How often the keeper of the group is looked after.
 const RENEW: Duration = Duration::from_secs(5);
 
+/// A file whose reads are guarded, or were: some may be under way.
+#[derive(Debug)]
+enum GuardedFile {
+    Filling(Arc<PartialLayer>),
+    Complete,
+    /// It is not filled any more.
+    Ended,
+}
+
 /// The layers whose reads are guarded.
 #[derive(Debug)]
 pub(crate) struct GuardedReads {
@@ -32,8 +41,8 @@ pub(crate) struct GuardedReads {
     keeper: Arc<dyn GroupKeeper>,
     /// How the group came to be.
     state: GroupState,
-    /// By their files; `None` once the layer is complete, of which reads may be under way.
-    layers: Mutex<HashMap<FileId, Option<Arc<PartialLayer>>>>,
+    /// By the layers' files.
+    files: Mutex<HashMap<FileId, GuardedFile>>,
     /// How long a read waits for data.
     longest_wait: Duration,
 }
@@ -46,7 +55,7 @@ impl GuardedReads {
         longest_wait: Duration,
     ) -> io::Result<Arc<GuardedReads>> {
         let (group, state) = PreContentGroup::open(&*keeper, marker)?;
-        Ok(Arc::new(GuardedReads { group, keeper, state, layers: Mutex::default(), longest_wait }))
+        Ok(Arc::new(GuardedReads { group, keeper, state, files: Mutex::default(), longest_wait }))
     }
 
     /// Begins to answer, for as long as this lives, within the runtime. All layers that an earlier process has guarded
@@ -87,34 +96,47 @@ impl GuardedReads {
     pub(crate) fn guard(&self, layer: &Arc<PartialLayer>) -> io::Result<()> {
         self.renew()?;
         let file = FileId::of(layer.file().as_fd())?;
-        self.layers.lock().insert(file, Some(Arc::clone(layer)));
+        self.files.lock().insert(file, GuardedFile::Filling(Arc::clone(layer)));
         self.group.mark(layer.file().as_fd()).inspect_err(|_| {
-            self.layers.lock().remove(&file);
+            self.files.lock().remove(&file);
         })
     }
 
     /// Ends the guard of a complete layer.
     pub(crate) fn release(&self, layer: &PartialLayer) -> io::Result<()> {
         let file = FileId::of(layer.file().as_fd())?;
-        self.layers.lock().insert(file, None);
+        self.files.lock().insert(file, GuardedFile::Complete);
         self.group.unmark(layer.file().as_fd())
     }
 
+    /// Fails the reads of a layer that is not filled any more.
+    pub(crate) fn fail(&self, layer: &PartialLayer) -> io::Result<()> {
+        let file = FileId::of(layer.file().as_fd())?;
+        self.files.lock().insert(file, GuardedFile::Ended);
+        Ok(())
+    }
+
     fn begin(&self, event: PreContentEvent) {
-        let layer = event.file.and_then(|file| self.layers.lock().get(&file).cloned());
-        match layer {
-            Some(Some(layer)) => {
-                let range = event.range.clone();
+        let files = self.files.lock();
+        match event.file.and_then(|file| files.get(&file)) {
+            Some(GuardedFile::Filling(layer)) => {
+                let (layer, range) = (Arc::clone(layer), event.range.clone());
+                drop(files);
                 layer.read(Box::new(event), &range, Instant::now());
             }
-            Some(None) => Box::new(event).allow(),
+            Some(GuardedFile::Complete) => Box::new(event).allow(),
             // Denied. The kernel reads again where the event had no file.
-            None => drop(event),
+            Some(GuardedFile::Ended) | None => drop(event),
         }
     }
 
     fn layers(&self) -> Vec<Arc<PartialLayer>> {
-        self.layers.lock().values().flatten().cloned().collect()
+        let files = self.files.lock();
+        let layers = files.values().filter_map(|file| match file {
+            GuardedFile::Filling(layer) => Some(Arc::clone(layer)),
+            GuardedFile::Complete | GuardedFile::Ended => None,
+        });
+        layers.collect()
     }
 }
 

@@ -63,9 +63,10 @@ pub enum PullError {
         /// Why not, in words.
         reason: String,
     },
-    /// A layer copies files of one whose data comes later: the image must be pulled in full.
-    #[error("a layer has hard links to files of a layer whose data comes later")]
-    LazyLower,
+    /// Data of a layer cannot come later: another layer copies its files, or another pull has fetched it. The image is
+    /// pulled in full instead.
+    #[error("the image must be pulled in full")]
+    NotLazily,
     /// Nothing was received for this time.
     #[error("received nothing for {}s", .0.as_secs())]
     Stalled(Duration),
@@ -172,7 +173,7 @@ impl PullError {
             PullError::OutOfSpace { cause, .. } => cause.hint(),
             PullError::Store(error) => error.hint(),
             PullError::Incomplete { .. } => Some("pull again: the layer is fetched in full then".into()),
-            PullError::Stalled(_) | PullError::Abandoned | PullError::LazyLower => None,
+            PullError::Stalled(_) | PullError::Abandoned | PullError::NotLazily => None,
         }
     }
 }

@@ -32,7 +32,7 @@ use crate::lazy::skeleton::{MissingData, write_skeleton};
 use crate::lazy::toc::{ChunkContent, TableOfContents, TocFormat, TocStep};
 use crate::store::error::StoreErrorContext as _;
 use crate::store::fetch_progress::FetchProgress;
-use crate::store::{IngestFile, LAYER_FILE, LayerHandle, LayerKey, LayerMetadata, TransferLogin};
+use crate::store::{IngestFile, LAYER_FILE, LayerHandle, LayerKey, LayerMetadata, StoreError, TransferLogin};
 use crate::unpack::UnpackProgress;
 
 /// Ranges that are fetched at once for reads that wait.
@@ -71,7 +71,12 @@ impl LayerFetch {
             return Ok(None);
         };
         let (store, blob) = (self.puller.store.clone(), self.origin.blob(&self.planned));
-        let ingest = self.worker.blocking(move || store.ingest(&blob)).await??;
+        let keys = [LayerKey::from(&self.planned.diff_id), LayerKey::from(&self.planned.chain_id)];
+        // A layer that has it proves nothing for this source. Or its table of contents has lied.
+        let ingest = move || {
+            Ok::<_, StoreError>(if store.has_layer(&keys)? { None } else { Some(store.ingest(&blob)?) })
+        };
+        let Some(ingest) = self.worker.blocking(ingest).await?? else { return Ok(None) };
         let table = TableFetch { puller: &self.puller, session, planned: &self.planned, ingest: &ingest };
         let in_full = |reason: String| {
             tracing::info!(digest = %self.planned.descriptor.digest, reason, "pulling a layer in full");
@@ -203,6 +208,14 @@ impl LayerFill {
         tokio::select! {
             () = self.complete() => {}
             () = self.serve(demanded) => {}
+            () = self.given_up() => {}
+        }
+    }
+
+    /// Ends when the layer was removed.
+    async fn given_up(&self) {
+        if self.layer.ended().await {
+            std::future::pending().await
         }
     }
 
@@ -220,18 +233,24 @@ impl LayerFill {
             if self.layer.has_ended() {
                 return;
             }
+            let is_final = matches!(&error, PullError::Unpack { cause, .. } if cause.is_final());
             let error = larder::error_chain(&error);
-            if self.layer.is_mismatch() {
-                tracing::error!(layer = %self.key, repository = self.session.image().name(), error, "a layer is damaged: what its table of contents says is not what its archive has; the next pull replaces it");
-                let (store, key) = (self.puller.store.clone(), self.key.clone());
-                if let Ok(Err(error)) = blocking(move || store.fail_layer(&key)).await {
-                    tracing::error!(layer = %self.key, %error, "cannot record a damaged layer");
-                }
-                return;
+            if is_final {
+                return self.fail(&error).await;
             }
             tracing::warn!(layer = %self.key, error, "cannot complete a layer yet");
             time::sleep(wait).await;
             wait = RETRY.1.min(wait * 2);
+        }
+    }
+
+    /// The blob is that of the manifest, and not the layer that was made of its table of contents.
+    async fn fail(&self, error: &str) {
+        let image = self.session.image();
+        tracing::error!(layer = %self.key, %image, error, "a layer is damaged; the next pull replaces it");
+        let (store, key) = (self.puller.store.clone(), self.key.clone());
+        if let Ok(Err(error)) = blocking(move || store.fail_layer(&key)).await {
+            tracing::error!(layer = %self.key, %error, "cannot record a damaged layer");
         }
     }
 

@@ -344,7 +344,11 @@ impl LayerJobs<'_> {
                     annotations: planned.descriptor.annotations.clone(),
                     chain_id: planned.chain_id.clone(),
                 };
-                let layer = staging.finish_partial(&key, facts, file.file, source)?;
+                let layer = staging.finish_partial(&key, facts, file.file, source.clone())?;
+                // Another pull has placed the layer in between: it is not this one.
+                if layer.record().partial != Some(source) {
+                    return Err(PullError::NotLazily);
+                }
                 let LayerOrigin::Registry { session, login, .. } = &origin else { return Ok(layer) };
                 // Before it is guarded: an open file asks for the data that it reads and writes, or never does.
                 let file = fs_err::OpenOptions::new().read(true).write(true).open(layer.path());

@@ -13,12 +13,12 @@ use crate::store::layer_check::check_layer_file;
 use crate::unpack::{MergedLayers, UnpackError, UnpackProgress};
 
 impl StorePuller {
-    /// Waits until these layers are complete: their files are copied. Fails with [`PullError::LazyLower`] if this pull
+    /// Waits until these layers are complete: their files are copied. Fails with [`PullError::NotLazily`] if this pull
     /// itself leaves data of one for later.
     pub(super) async fn wait_for_data_of(&self, layers: &[LayerHandle]) -> Result<(), PullError> {
         for layer in layers.iter().filter(|layer| layer.record().partial.is_some()) {
             if layer.is_uncommitted() {
-                return Err(PullError::LazyLower);
+                return Err(PullError::NotLazily);
             }
             self.wait_until_filled(layer.key(), &layer.record().facts.digest).await?;
         }

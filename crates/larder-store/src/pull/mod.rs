@@ -289,7 +289,7 @@ impl StorePuller {
         let lazy_minimum = self.config.lazy.minimum_for(name).filter(|_| !self.completely);
         let lazily = StorePuller { lazy_minimum, ..self.clone() };
         match lazily.pull_once(name, credential, progress).await {
-            Err(PullError::LazyLower) => self.pull_once(name, credential, progress).await,
+            Err(PullError::NotLazily) => self.pull_once(name, credential, progress).await,
             pulled => pulled,
         }
     }

@@ -417,9 +417,7 @@ impl OpenStore {
             self.discard(from).context(doing)?;
             return Ok(self.committed(present, transfers, hold));
         }
-        self.discard_layer(&key)
-            .and_then(|()| self.disk.rename(from, &self.layout.layer(&key)))
-            .context(doing)?;
+        self.make_way(&key).and_then(|()| self.disk.rename(from, &self.layout.layer(&key))).context(doing)?;
         if let Err(error) = self.remount_layer(&layer.record) {
             tracing::warn!(layer = %key, %error, "cannot mount a layer that was replaced");
         }

@@ -91,7 +91,6 @@ impl Store {
     /// Marks a layer as damaged whose archive is another than its table of contents says. What was read of it had the
     /// digests of that table; nothing more is read of it.
     pub(crate) fn fail_layer(&self, key: &LayerKey) -> Result<(), StoreError> {
-        self.0.partials.forget(key);
         self.0.db.write("record a damaged layer", |writer| {
             let Some(mut record) = writer.get::<LayerRecord>(LAYERS, key.as_str())? else { return Ok(()) };
             if record.partial.take().is_some() {
@@ -100,7 +99,19 @@ impl Store {
                 writer.delete(LEASES, &PartialSource::lease_id(key))?;
             }
             Ok(())
-        })
+        })?;
+        self.0.partials.forget(key);
+        Ok(())
+    }
+
+    /// Whether a layer is here under one of these keys, in whatever state.
+    pub(crate) fn has_layer(&self, keys: &[LayerKey]) -> Result<bool, StoreError> {
+        for key in keys {
+            if self.layer(key)?.is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// How much is there of each incomplete layer that is being filled.

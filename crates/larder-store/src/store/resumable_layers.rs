@@ -43,8 +43,14 @@ impl OpenStore {
 
     /// Moves a layer's file to the trash, whichever pull it was retained for.
     pub(crate) fn discard_layer(&self, key: &LayerKey) -> io::Result<()> {
-        let kept = self.uncommitted_layers.kept.take(key);
         self.partials.forget(key);
+        self.make_way(key)
+    }
+
+    /// Moves a layer's file to the trash, for one that replaces it. If it is being filled, it is so to its end: overlays
+    /// that have it keep it.
+    pub(super) fn make_way(&self, key: &LayerKey) -> io::Result<()> {
+        let kept = self.uncommitted_layers.kept.take(key);
         self.discard(&self.layout.layer(key)).inspect_err(|_| {
             // It is there still.
             if let Some(kept) = kept {

@@ -98,6 +98,14 @@ pub enum UnpackError {
         /// Why.
         reason: String,
     },
+    /// The archive is another one than that of which the layer has the metadata.
+    #[error(
+        "the layer's archive is not what its table of contents says: other bytes from offset {offset} of the layer on"
+    )]
+    Differs {
+        /// Offset in the layer's file.
+        offset: u64,
+    },
     /// [`super::UnpackProgress::cancel`] was called.
     #[error("unpacking was canceled")]
     Canceled,
@@ -212,6 +220,7 @@ impl UnpackError {
             | UnpackError::Archive { .. }
             | UnpackError::Refused { .. }
             | UnpackError::Limit { .. }
+            | UnpackError::Differs { .. }
             | UnpackError::File { .. }
             | UnpackError::Unsupported { .. }
             | UnpackError::Canceled
@@ -220,8 +229,14 @@ impl UnpackError {
     }
 
     /// A local failure or a cancellation, not the layer's bytes: reading on would not change the outcome.
-    pub(super) fn is_local(&self) -> bool {
+    pub(crate) fn is_local(&self) -> bool {
         matches!(self, UnpackError::File { .. } | UnpackError::Unsupported { .. } | UnpackError::Canceled)
+    }
+
+    /// Returns true if the bytes are those of the manifest, and no layer: another attempt ends the same way.
+    pub(crate) fn is_final(&self) -> bool {
+        let may_pass = matches!(self, UnpackError::Read(_) | UnpackError::Hangup);
+        !(may_pass || self.is_local() || self.is_wrong_bytes())
     }
 
     /// Returns the next step that the reader could try.
@@ -237,6 +252,9 @@ impl UnpackError {
             | UnpackError::Archive { .. }
             | UnpackError::ForeignCompression(_) => {
                 "the content matches the manifest, so the image itself is invalid; rebuild the image"
+            }
+            UnpackError::Differs { .. } => {
+                "pull again: the layer is fetched in full then; report the image to its publisher"
             }
             UnpackError::Refused { .. } => "do not trust this image; report it to its publisher",
             UnpackError::Limit { setting: Some(setting), .. } => {

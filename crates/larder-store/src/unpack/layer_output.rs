@@ -50,7 +50,7 @@ pub(super) struct LayerOutput {
 ///
 /// A reader of it never sees other bytes than the layer's: they are verified before they are written.
 pub trait UnfilledLayer: fmt::Debug + Send + Sync {
-    /// Takes all bytes of the layer, one after the other. Those that it has must be the same.
+    /// Takes all bytes of the layer, one after the other. Fails if it has others.
     fn fill(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
 
     /// Takes bytes in place of earlier ones, which it must have. The first block comes so.
@@ -64,6 +64,20 @@ pub trait UnfilledLayer: fmt::Debug + Send + Sync {
 #[derive(Debug, thiserror::Error)]
 #[error("writing the layer was canceled")]
 struct WriteCanceled;
+
+/// The layer has other bytes than those that were written.
+#[derive(Debug, thiserror::Error)]
+#[error("other bytes from offset {offset} of the layer on")]
+pub(crate) struct ContentDiffers {
+    /// Offset in the layer's file.
+    pub(crate) offset: u64,
+}
+
+/// The offset of the error of a write of other bytes than the layer has.
+pub(super) fn difference(error: &io::Error) -> Option<u64> {
+    let cause = error.get_ref()?.downcast_ref::<ContentDiffers>()?;
+    Some(cause.offset)
+}
 
 /// Returns true for the error of a write that was canceled.
 pub(super) fn is_cancellation(error: &io::Error) -> bool {

@@ -21,7 +21,7 @@ use super::beneath::{path_of, split};
 use super::implied_directories::{MAX_IMPLIED_PATHS, append_implied, directory_of};
 use super::layer::{PendingLowerWork, UnpackedLayer};
 use super::layer_memory::LayerMemoryShare;
-use super::layer_output::{LayerOutput, is_cancellation};
+use super::layer_output::{LayerOutput, difference, is_cancellation};
 use super::merged_layers::{MergedEntry, MergedLayers};
 use super::metadata::Xattrs;
 use super::stream::{BufferSource, TarStream};
@@ -267,7 +267,7 @@ impl PendingLayer {
         self.resolve_links()?;
         let cross_layer_links = self.writer.lower_links().count() as u64;
         let paused = self.writer.output_mut().pause();
-        paused.map_err(|error| UnpackError::file("write", &self.path, error))?;
+        paused.map_err(|error| output_error(&self.path, error))?;
         let (mut implicit_dirs, mut path_bytes, mut only_root) = (0, 0, true);
         for path in self.writer.implicit_directories() {
             implicit_dirs += 1;
@@ -471,5 +471,9 @@ pub(super) fn writer_error(layer: &Path, error: ErofsError) -> UnpackError {
 
 /// Converts an error of the layer's file.
 fn output_error(layer: &Path, cause: io::Error) -> UnpackError {
-    if is_cancellation(&cause) { UnpackError::Canceled } else { UnpackError::file("write", layer, cause) }
+    match difference(&cause) {
+        Some(offset) => UnpackError::Differs { offset },
+        None if is_cancellation(&cause) => UnpackError::Canceled,
+        None => UnpackError::file("write", layer, cause),
+    }
 }

@@ -61,6 +61,7 @@ pub(crate) use gzip::GzipReader;
 pub(crate) use implied_directories::{fits_lowers, read_implied};
 pub use layer::{ExpectedLayer, PendingLowerWork, UnpackedLayer};
 pub use layer_memory::LayerMemory;
+pub(crate) use layer_output::ContentDiffers;
 pub use layer_output::UnfilledLayer;
 pub use layer_writer::{FinishedLayer, PendingLayer};
 pub use merged_files::{HoleEncoding, MergeError, write_merged_files};
