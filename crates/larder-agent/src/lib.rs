@@ -17,6 +17,7 @@ pub mod control;
 mod dashboard;
 pub mod environment;
 mod error;
+pub mod group_keeper;
 pub mod image_name;
 mod local_node;
 pub mod log;

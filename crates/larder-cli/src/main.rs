@@ -21,6 +21,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use larder_agent::environment::variable;
+use larder_agent::group_keeper::hold_if_asked;
 use larder_agent::log;
 
 use args::{Cli, habits, verbosity_level};
@@ -30,6 +31,9 @@ use output::style::ColorChoice;
 use printer::Printer;
 
 fn main() -> ExitCode {
+    if let Some(code) = hold_if_asked() {
+        return code;
+    }
     let out = Arc::new(Printer::standard());
     completion::answer_shell();
     let cli = match Cli::read(std::env::args_os()) {

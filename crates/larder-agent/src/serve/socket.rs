@@ -15,6 +15,8 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::Error;
+use crate::environment::variable;
+use crate::group_keeper::is_stored;
 
 /// Longest path of a socket that the system accepts, in bytes.
 const MAX_PATH: usize = 107;
@@ -62,17 +64,16 @@ impl BoundSocket {
         BoundSocket::bind(listen)
     }
 
-    /// The first socket handed over with `LISTEN_FDS`.
+    /// The first socket handed over with `LISTEN_FDS`: descriptors from the descriptor store come beside it.
     fn activated() -> Result<Option<BoundSocket>, Error> {
         let mut handed = listenfd::ListenFd::from_env();
-        if handed.len() == 0 {
-            return Ok(None);
-        }
+        let names = variable("LISTEN_FDNAMES").unwrap_or_default();
+        let Some(index) = first_socket(handed.len(), &names) else { return Ok(None) };
         let wrong = |why: String| {
             Error::bad_input(format!("LISTEN_FDS: cannot use the passed socket: {why}"))
                 .hint("larder's socket unit needs exactly one ListenStream= with a path")
         };
-        let listener = handed.take_unix_listener(0).map_err(|error| wrong(error.to_string()))?;
+        let listener = handed.take_unix_listener(index).map_err(|error| wrong(error.to_string()))?;
         let listener = listener.ok_or_else(|| wrong("there is no socket at the first descriptor".into()))?;
         let address = listener.local_addr().map_err(|error| wrong(error.to_string()))?;
         let path = address.as_pathname().map(Path::to_owned);
@@ -114,6 +115,12 @@ impl BoundSocket {
         let own = Some(SocketCleanup { path: path.clone(), _lock: lock });
         Ok(BoundSocket { listener, path: Some(path.clone()), own })
     }
+}
+
+/// Index of the first of so many descriptors whose name is not that of a stored one.
+fn first_socket(descriptors: usize, names: &str) -> Option<usize> {
+    let mut names = names.split(':');
+    (0..descriptors).find(|_| !names.next().is_some_and(is_stored))
 }
 
 /// A listener at this path that only its owner can connect to, from the moment that the path exists.
@@ -229,6 +236,21 @@ mod tests {
 
     fn at(path: PathBuf) -> SocketOptions {
         SocketOptions { socket: path, mode: 0o660, group: None }
+    }
+
+    #[test]
+    fn a_stored_descriptor_is_no_socket() {
+        let cases = [
+            (0, "", None),
+            (1, "", Some(0)),
+            (1, "larder.socket", Some(0)),
+            (3, "larder.socket:larder-group:larder-journal", Some(0)),
+            (3, "larder-journal:larder-group:larder.socket", Some(2)),
+            (2, "larder-group:larder-journal", None),
+        ];
+        for (descriptors, names, expected) in cases {
+            assert_eq!(first_socket(descriptors, names), expected, "{names}");
+        }
     }
 
     #[test]

@@ -1,0 +1,433 @@
+//! A process that does nothing but hold the descriptors of a group.
+//!
+//! ```text
+//! larder serve -> larder hold-group ROOT    standard input: a socket, over which the descriptors come, once
+//! larder serve -> ROOT/group.sock           one byte a connection: check, take, end
+//! ```
+//!
+//! The process has a session of its own, and leaves the control group of the service that started it: neither a kill
+//! of the daemon's process group nor the end of its service ends it. Where a container ends, it ends, too.
+
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::Duration;
+
+use larder_store::lazy::{GroupKeeper, KeptGroup};
+use parking_lot::Mutex;
+use rustix::fs::{Mode, OFlags};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use super::{receive, send};
+
+/// Hidden command of larder that runs the process.
+const COMMAND: &str = "hold-group";
+/// Name of the socket, in the root of the store.
+const SOCKET: &str = "group.sock";
+
+/// How long an answer may take; it takes less than a millisecond.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+// Requests.
+const CHECK: u8 = b'c';
+const TAKE: u8 = b't';
+const END: u8 = b'e';
+/// The answer to each.
+const DONE: u8 = b'k';
+
+/// Keeps descriptors in a process of its own.
+#[derive(Debug)]
+pub(super) struct HolderProcess {
+    program: PathBuf,
+    root: PathBuf,
+    /// The process, if this one has started it.
+    child: Mutex<Option<Child>>,
+}
+
+impl HolderProcess {
+    pub(super) fn new(program: &Path, root: &Path) -> HolderProcess {
+        HolderProcess { program: program.to_owned(), root: root.to_owned(), child: Mutex::new(None) }
+    }
+
+    /// Asks the process; `None` if there is none.
+    fn ask(&self, request: u8) -> io::Result<Option<Vec<OwnedFd>>> {
+        let socket = SocketPath::new(&self.root)?;
+        loop {
+            match socket.ask(request) {
+                Err(error)
+                    if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) =>
+                {
+                    return Ok(None);
+                }
+                // It was killed with this request in its queue: the next attempt is refused.
+                Err(error) if is_hang_up(&error) => {}
+                answer => return answer.map(Some),
+            }
+        }
+    }
+}
+
+/// Returns true if the other end is closed.
+fn is_hang_up(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
+}
+
+impl GroupKeeper for HolderProcess {
+    fn take(&self) -> io::Result<Option<KeptGroup>> {
+        let Some(descriptors) = self.ask(TAKE)? else { return Ok(None) };
+        Ok(pair(descriptors))
+    }
+
+    fn keep(&self, kept: &KeptGroup) -> io::Result<()> {
+        if self.ask(CHECK)?.is_some() {
+            return Ok(());
+        }
+        let (mut ours, theirs) = UnixStream::pair()?;
+        let mut child = Command::new(&self.program)
+            .arg(COMMAND)
+            .arg(&self.root)
+            .env_clear()
+            .current_dir("/")
+            .stdin(OwnedFd::from(theirs))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()?;
+        let ready = (|| {
+            ours.set_read_timeout(Some(TIMEOUT))?;
+            send(&ours, &[DONE], &[kept.group.as_fd(), kept.journal.as_fd()])?;
+            let mut said = String::new();
+            ours.read_to_string(&mut said)?;
+            match said.as_bytes() {
+                [DONE] => Ok(()),
+                [] => Err(io::ErrorKind::BrokenPipe.into()),
+                _ => Err(io::Error::other(said)),
+            }
+        })();
+        let ready = ready.map_err(|error| {
+            let ended = || io::Error::other(format!("{} {COMMAND} ended at once", self.program.display()));
+            if is_hang_up(&error) { ended() } else { error }
+        });
+        if ready.is_err() {
+            let _ = child.kill();
+            let _ = child.wait();
+            return ready;
+        }
+        if let Some(mut killed) = self.child.lock().replace(child) {
+            killed.wait()?;
+        }
+        Ok(())
+    }
+
+    fn release(&self) -> io::Result<()> {
+        self.ask(END)?;
+        if let Some(mut child) = self.child.lock().take() {
+            child.wait()?;
+        }
+        Ok(())
+    }
+}
+
+fn pair(descriptors: Vec<OwnedFd>) -> Option<KeptGroup> {
+    let [group, journal] = descriptors.try_into().ok()?;
+    Some(KeptGroup { group, journal })
+}
+
+/// The path of the socket, by a descriptor of its directory: a path of a socket may have 107 bytes only.
+struct SocketPath {
+    dir: OwnedFd,
+    root: PathBuf,
+}
+
+impl SocketPath {
+    fn new(root: &Path) -> io::Result<SocketPath> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(SocketPath { dir: rustix::fs::open(root, flags, Mode::empty())?, root: root.to_owned() })
+    }
+
+    fn short(&self) -> PathBuf {
+        Path::new("/proc/self/fd").join(self.dir.as_raw_fd().to_string()).join(SOCKET)
+    }
+
+    /// One request to the process that listens.
+    fn ask(&self, request: u8) -> io::Result<Vec<OwnedFd>> {
+        let mut stream = UnixStream::connect(self.short())?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
+        stream.write_all(&[request])?;
+        let mut answer = [0];
+        match receive(&stream, &mut answer)? {
+            (1, descriptors) if answer == [DONE] => Ok(descriptors),
+            (0, _) => Err(io::ErrorKind::BrokenPipe.into()),
+            _ => Err(io::Error::other("the process that holds the group of partial layers gave no answer")),
+        }
+    }
+
+    /// Listens, in place of a process that was killed; only the owner can connect, from the beginning.
+    fn listen(&self) -> io::Result<UnixListener> {
+        self.remove()?;
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        // Linux gives the path the mode of the socket.
+        rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+        rustix::net::bind(&socket, &SocketAddrUnix::new(self.short())?)?;
+        rustix::net::listen(&socket, 16)?;
+        Ok(UnixListener::from(socket))
+    }
+
+    fn remove(&self) -> io::Result<()> {
+        match fs_err::remove_file(self.root.join(SOCKET)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Runs the process that holds a group, if that is what the command line of this process asks for; then `main` does
+/// nothing else. Call it first: what a program allocates before, the process has for its life.
+pub fn hold_if_asked() -> Option<ExitCode> {
+    let mut arguments = std::env::args_os().skip(1);
+    let (command, root) = (arguments.next()?, arguments.next()?);
+    if command != COMMAND || arguments.next().is_some() {
+        return None;
+    }
+    Some(match hold(Path::new(&root)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    })
+}
+
+fn hold(root: &Path) -> io::Result<()> {
+    let mut starter = UnixStream::from(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?);
+    let (_, descriptors) = receive(&starter, &mut [0])?;
+    let kept = pair(descriptors).ok_or(io::ErrorKind::InvalidInput)?;
+    let prepared = (|| {
+        rustix::process::setsid()?;
+        // At best: it is small, and the kernel has better choices.
+        let _ = fs_err::write("/proc/self/oom_score_adj", "-1000");
+        leave_service()?;
+        rustix::stdio::dup2_stdin(fs_err::File::open("/dev/null")?)?;
+        let socket = SocketPath::new(root)?;
+        Ok((socket.listen()?, socket))
+    })();
+    match prepared {
+        Ok((listener, socket)) => {
+            starter.write_all(&[DONE])?;
+            drop(starter);
+            answer(&listener, &socket, &kept)
+        }
+        Err(error) => {
+            let error: io::Error = error;
+            starter.write_all(error.to_string().as_bytes())?;
+            Err(error)
+        }
+    }
+}
+
+/// Answers until it is told to end.
+fn answer(listener: &UnixListener, socket: &SocketPath, kept: &KeptGroup) -> io::Result<()> {
+    loop {
+        let Ok((mut stream, _)) = listener.accept() else { continue };
+        let mut request = [0];
+        // A client that says nothing, or has gone, has nothing to do with the next one.
+        if stream.set_read_timeout(Some(TIMEOUT)).and_then(|()| stream.read_exact(&mut request)).is_err() {
+            continue;
+        }
+        match request {
+            [TAKE] => {
+                let _ = send(&stream, &[DONE], &[kept.group.as_fd(), kept.journal.as_fd()]);
+            }
+            [END] => {
+                // Before the answer: after it, another one may have made its socket.
+                socket.remove()?;
+                let _ = stream.write_all(&[DONE]);
+                return Ok(());
+            }
+            _ => {
+                let _ = stream.write_all(&[DONE]);
+            }
+        }
+    }
+}
+
+/// Moves this process from the control group of a service to the topmost one: a service manager ends all processes of
+/// the group with the service.
+fn leave_service() -> io::Result<()> {
+    let Some((hierarchy, _)) = service_of(&fs_err::read_to_string("/proc/self/cgroup")?) else {
+        return Ok(());
+    };
+    let candidates: &[&str] = match hierarchy {
+        Hierarchy::Unified => &["/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/unified/cgroup.procs"],
+        Hierarchy::Systemd => &["/sys/fs/cgroup/systemd/cgroup.procs"],
+    };
+    for path in candidates {
+        let _ = fs_err::write(path, "0");
+    }
+    match service_of(&fs_err::read_to_string("/proc/self/cgroup")?) {
+        None => Ok(()),
+        Some((_, service)) => Err(io::Error::other(format!(
+            "cannot leave the control group of {service}, with which the group of partial layers would end"
+        ))),
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Hierarchy {
+    /// Version 2.
+    Unified,
+    /// Version 1, the one by which systemd tracks processes.
+    Systemd,
+}
+
+/// The service or session that a process belongs to, by its `/proc/self/cgroup`.
+fn service_of(cgroups: &str) -> Option<(Hierarchy, &str)> {
+    cgroups.lines().find_map(|line| {
+        let (hierarchy, path) = match line.strip_prefix("0::") {
+            Some(path) => (Hierarchy::Unified, path),
+            None => (Hierarchy::Systemd, line.split_once(":name=systemd:")?.1),
+        };
+        let unit_type =
+            |part: &str| part.rsplit_once('.').is_some_and(|(_, kind)| ["service", "scope"].contains(&kind));
+        path.split('/').any(unit_type).then_some((hierarchy, path))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::process::CommandExt as _;
+
+    use larder_testkit_peers::process::wait_until;
+    use rustix::fs::MemfdFlags;
+    use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+
+    use super::*;
+
+    const HOLD: &str = "LARDER_TEST_HOLD";
+    const DAEMON: &str = "LARDER_TEST_DAEMON";
+
+    /// Larder, as far as this is about it: it runs the test `outlives` again, which holds a group then.
+    fn program(dir: &Path) -> PathBuf {
+        let path = dir.join("larder");
+        let tests = std::env::current_exe().unwrap();
+        let script =
+            format!("#!/bin/sh\nexport {HOLD}=\"$2\"\nexec {} {TEST} --nocapture\n", tests.display());
+        fs_err::write(&path, script).unwrap();
+        fs_err::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+
+    const TEST: &str = "--exact group_keeper::holder::tests::the_process_outlives_a_kill_of_its_starter";
+
+    fn file_with(content: &str) -> OwnedFd {
+        let file = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
+        rustix::io::write(&file, content.as_bytes()).unwrap();
+        file
+    }
+
+    fn content(file: &OwnedFd) -> String {
+        let mut bytes = [0; 16];
+        let read = rustix::io::pread(file, &mut bytes, 0).unwrap();
+        String::from_utf8_lossy(&bytes[..read]).into_owned()
+    }
+
+    fn some_group() -> KeptGroup {
+        KeptGroup { group: file_with("group"), journal: file_with("journal") }
+    }
+
+    fn assert_kept(holder: &HolderProcess) {
+        let kept = holder.take().unwrap().expect("kept");
+        assert_eq!((content(&kept.group), content(&kept.journal)), ("group".into(), "journal".into()));
+    }
+
+    /// The process that holds the group.
+    fn pid(root: &Path) -> Pid {
+        let stream = UnixStream::connect(SocketPath::new(root).unwrap().short()).unwrap();
+        rustix::net::sockopt::socket_peercred(&stream).unwrap().pid
+    }
+
+    #[test]
+    fn the_process_outlives_a_kill_of_its_starter() {
+        if let Some(root) = std::env::var_os(HOLD) {
+            return hold(Path::new(&root)).unwrap();
+        }
+        if let Some(dir) = std::env::var_os(DAEMON) {
+            let dir = Path::new(&dir);
+            HolderProcess::new(&program(dir), dir).keep(&some_group()).unwrap();
+            rustix::io::write(rustix::stdio::stdout(), b"kept").unwrap();
+            rustix::event::pause();
+        }
+        let dir = tempfile::tempdir().unwrap();
+        // Longer than the path of a socket may be.
+        let root = dir.path().join("r".repeat(120));
+        fs_err::create_dir(&root).unwrap();
+        let holder = HolderProcess::new(&program(&root), &root);
+        assert!(holder.take().unwrap().is_none());
+
+        let mut daemon = Command::new(std::env::current_exe().unwrap())
+            .args(TEST.split(' '))
+            .arg("--nocapture")
+            .env(DAEMON, &root)
+            .process_group(0)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut stdout = daemon.stdout.take().unwrap();
+        let mut said = Vec::new();
+        while !said.ends_with(b"kept") {
+            let mut byte = [0];
+            stdout.read_exact(&mut byte).unwrap();
+            said.push(byte[0]);
+        }
+        kill_process_group(Pid::from_child(&daemon), Signal::KILL).unwrap();
+        daemon.wait().unwrap();
+        assert_kept(&holder);
+        assert_kept(&holder);
+        let socket = root.join(SOCKET);
+        assert_eq!(fs_err::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
+
+        let first = pid(&root);
+        holder.keep(&some_group()).unwrap();
+        assert_eq!(pid(&root), first, "it keeps what it has");
+        assert_eq!(rustix::process::getsid(Some(first)).unwrap(), first);
+
+        kill_process(first, Signal::KILL).unwrap();
+        wait_until("it has ended", || holder.take().unwrap().is_none());
+        holder.keep(&some_group()).unwrap();
+        assert_kept(&holder);
+        assert_ne!(pid(&root), first, "another one in place of the killed one");
+
+        holder.release().unwrap();
+        assert!(holder.take().unwrap().is_none() && !socket.exists());
+        holder.release().unwrap();
+        assert_eq!(fs_err::read_dir(&root).unwrap().count(), 1, "the program alone");
+    }
+
+    #[test]
+    fn a_program_that_does_not_hold_the_group_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let no_larder = HolderProcess::new(Path::new("/bin/true"), dir.path());
+        assert!(no_larder.keep(&some_group()).unwrap_err().to_string().contains("ended at once"));
+        fs_err::create_dir_all(dir.path().join("group.sock/taken")).unwrap();
+        let no_socket = HolderProcess::new(&program(dir.path()), dir.path());
+        let error = no_socket.keep(&some_group()).unwrap_err().to_string();
+        assert!(error.contains("group.sock"), "{error}");
+    }
+
+    #[test]
+    fn the_control_group_of_a_service_is_found() {
+        let cases = [
+            ("0::/system.slice/larder.service\n", Some((Hierarchy::Unified, "/system.slice/larder.service"))),
+            (
+                "2:cpu:/\n1:name=systemd:/user.slice/session-1.scope\n0::/\n",
+                Some((Hierarchy::Systemd, "/user.slice/session-1.scope")),
+            ),
+            ("8:pids:/a.service\n0::/\n", None),
+            ("0::/kubepods/pod1\n", None),
+            ("", None),
+        ];
+        for (cgroups, expected) in cases {
+            assert_eq!(service_of(cgroups), expected, "{cgroups}");
+        }
+    }
+}
