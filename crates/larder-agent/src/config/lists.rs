@@ -140,6 +140,39 @@ impl SettingCodec for KeepRulesCodec {
     }
 }
 
+/// Images by name or digest, with the words of keep rules.
+pub(super) struct SelectorsCodec;
+
+impl SettingCodec for SelectorsCodec {
+    type Value = Vec<Selector>;
+
+    fn name() -> String {
+        "list of selectors".into()
+    }
+
+    fn parse(at: &NodeCursor<'_>) -> Result<Vec<Selector>, InputProblem> {
+        Self::parse_all(at).map_err(|mut problems| problems.swap_remove(0))
+    }
+
+    fn parse_all(at: &NodeCursor<'_>) -> Result<Vec<Selector>, Vec<InputProblem>> {
+        each(at, |item| {
+            let rule = keep_rule(item)?;
+            let is_known_before_pull = matches!(rule.select, Selector::Name(_) | Selector::Digest(_));
+            if is_known_before_pull && rule == KeepRule::new(rule.select.clone()) {
+                return Ok(rule.select);
+            }
+            Err(vec![
+                item.problem("must have name or digest, and nothing else")
+                    .hint("write it like - name: registry.example/*"),
+            ])
+        })
+    }
+
+    fn print(selectors: &Vec<Selector>) -> Value {
+        selectors.iter().map(|select| show_rule(&KeepRule::new(select.clone()))).collect()
+    }
+}
+
 fn keep_rule(at: &NodeCursor<'_>) -> Result<KeepRule, Vec<InputProblem>> {
     let mut item = ListItemReader::of(at, &KEEP)?;
     let name = item.read_field::<StringCodec>("name").map(Selector::Name);

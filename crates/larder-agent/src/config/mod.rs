@@ -33,7 +33,7 @@ use larder::credentials::TokenPolicy;
 use larder::gc::{GcIntervals, GcPolicy};
 use larder::pull::PullConfig;
 use larder::records::Verification;
-use larder::retention::KeepRule;
+use larder::retention::{KeepRule, Selector};
 use larder_cri::{CriConfig, Endpoint};
 use larder_registry::RegistryConfig;
 use larder_store::store::StoreConfig;
@@ -92,6 +92,8 @@ pub struct Config {
     pub credential_tokens: TokenPolicy,
     /// Lease of an ensured image.
     pub ensured_lease: Duration,
+    /// Images whose containers may start before their layers are complete.
+    pub lazy: LazySettings,
     /// Which present images need credentials; `None` where kubelet's feature gate is off, and no pull records are kept.
     pub verification: Option<Verification>,
     /// The GC policy, including kubelet's settings, without the rules of `larder keep`.
@@ -145,6 +147,17 @@ pub enum BackendSetting {
     Docker(String),
     /// In this runtime.
     Runtime(Endpoint),
+}
+
+/// Images whose containers may start before their layers are complete.
+#[derive(Debug, Clone)]
+pub struct LazySettings {
+    /// The images, by name or digest.
+    pub images: Vec<Selector>,
+    /// Compressed bytes of a layer that is pulled lazily, at least.
+    pub minimum_size: u64,
+    /// How long a read waits for data.
+    pub read_timeout: Duration,
 }
 
 /// The socket that larder serves.
@@ -345,6 +358,10 @@ impl Config {
             scheduler: larder::scheduler::Scheduler::for_layers(self.store.layers_at_once),
             minimum_rate: self.store.minimum_rate,
             reserve,
+            lazy: larder_store::pull::LazyPulls {
+                images: self.lazy.images.clone(),
+                minimum_size: self.lazy.minimum_size,
+            },
             limits: larder_store::unpack::UnpackLimits {
                 max_plain_bytes: self.store.max_layer_bytes,
                 max_image_bytes: self.store.max_image_bytes,

@@ -10,15 +10,16 @@ use super::{API_VERSION, Config, KIND, SettingOrigin};
 /// A file of larder's that says the same, with a comment at each setting that says where the value came from.
 pub fn as_yaml(config: &Config) -> String {
     let mut text = format!("apiVersion: {API_VERSION}\nkind: {KIND}\n");
-    let mut open = "";
+    let mut open = Vec::new();
     for setting in settings::all() {
-        let (section, name) = setting.key.rsplit_once('.').unwrap_or(("", setting.key));
-        if section != open && !section.is_empty() {
-            text.push_str(section);
-            text.push_str(":\n");
+        let mut sections: Vec<&str> = setting.key.split('.').collect();
+        let name = sections.pop().unwrap_or_default();
+        let already = open.iter().zip(&sections).take_while(|(open, section)| open == section).count();
+        for (depth, section) in sections.iter().enumerate().skip(already) {
+            _ = writeln!(text, "{}{section}:", "  ".repeat(depth));
         }
-        open = section;
-        let indent = if section.is_empty() { "" } else { "  " };
+        let indent = &"  ".repeat(sections.len());
+        open = sections;
         let comment = format!("# {}", comment(config.origin(setting.key)));
         let value = (setting.show)(config);
         match &value {
@@ -117,9 +118,9 @@ pub fn as_data(config: &Config) -> Value {
         let value = (setting.show)(config);
         match setting.key.split_once('.') {
             None => _ = values.insert(setting.key.to_owned(), value),
-            Some((section, name)) => {
+            Some((section, names)) => {
                 let section = values.entry(section).or_insert_with(|| json!({}));
-                section[name] = value;
+                *names.split('.').fold(section, |at, name| &mut at[name]) = value;
             }
         }
         origins.insert(setting.key.to_owned(), origin(config.origin(setting.key)));

@@ -21,8 +21,8 @@ use super::file;
 use super::settings::{self, ConfigDraft, Setting};
 use super::{
     API_VERSION, BackendSetting, Config, ContainerdSettings, CredentialPlugins, CriPinSettings,
-    DashboardServing, DashboardSettings, KIND, KubeletImageService, KubernetesSettings, ListenSettings,
-    LogFormat, LogSettings, MetricsSettings, SettingOrigin, StoreSettings, TracingSettings,
+    DashboardServing, DashboardSettings, KIND, KubeletImageService, KubernetesSettings, LazySettings,
+    ListenSettings, LogFormat, LogSettings, MetricsSettings, SettingOrigin, StoreSettings, TracingSettings,
 };
 use crate::environment::DefaultPaths;
 use crate::manifest::tree::{NodeCursor, YamlNode, parse_open};
@@ -323,6 +323,11 @@ impl ConfigDraft {
             pull: PullConfig::default(),
             credential_tokens: TokenPolicy::Keep,
             ensured_lease: Duration::from_secs(600),
+            lazy: LazySettings {
+                images: Vec::new(),
+                minimum_size: 1 << 20,
+                read_timeout: Duration::from_secs(60),
+            },
             verification: None,
             degraded: None,
             exited_container_age: None,

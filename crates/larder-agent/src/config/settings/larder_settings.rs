@@ -9,7 +9,7 @@ use super::super::codecs::{
     AbsolutePathCodec, BoolCodec, ByteSizeCodec, DurationCodec, EnumCodec, FileModeCodec, IntegerCodec,
     ListCodec, OptionalCodec, OptionalDurationCodec, SettingCodec, SocketAddrCodec, StringCodec,
 };
-use super::super::lists::{KeepRulesCodec, PrefetchCodec};
+use super::super::lists::{KeepRulesCodec, PrefetchCodec, SelectorsCodec};
 use super::super::{DashboardServing, KubeletImageService, LogFormat, TraceProtocol};
 use super::values::{BackendCodec, TraceEndpointCodec};
 use super::{ConfigDraft, ReloadSupport, Setting, settings};
@@ -146,6 +146,17 @@ settings! {
     /// Longest lease of an ensured image: GC retains it until its first container has been seen, for this long at most;
     /// 0 is no lease.
     "pull.ensuredLease": DurationCodec<0> => ensured_lease, Restart, kubelet_has("`0s`");
+
+    /// Images whose containers may start before all layers are there, as [items of `gc.keep`](#items-of-gckeep) with
+    /// `name` or `digest`; empty is none. Takes effect in a daemon with larder's own store, for layers with a table of
+    /// contents (zstd:chunked, eStargz); see [lazy pulls](lazy-pulls.md).
+    "pull.lazy.images": SelectorsCodec => lazy.images, Restart;
+
+    /// Smaller layers of these images are pulled in full. Compressed size.
+    "pull.lazy.minimumSize": ByteSizeCodec<0> => lazy.minimum_size, Restart;
+
+    /// Time that a container waits for data of an incomplete layer; then its read fails with an input/output error.
+    "pull.lazy.readTimeout": DurationCodec<1> => lazy.read_timeout, Restart;
 
     /// Whose rules choose images. `larder`: a layer counts once and the filesystem is measured after each removal; an
     /// image that was never used is as old as its first observation; containers and mounts protect images by ID and

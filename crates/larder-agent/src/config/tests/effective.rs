@@ -125,6 +125,15 @@ fn the_backend_is_the_store_unless_a_runtime_is_named() {
 }
 
 #[test]
+fn lazily_pulled_images_are_none_unless_selected() {
+    let lazy = |text: &str| read(text).unwrap().lazy;
+    assert!(lazy("").images.is_empty());
+    let set = lazy("pull: {lazy: {images: [{name: app/*}], minimumSize: 2MiB, readTimeout: 9s}}");
+    assert_eq!(set.images, [Selector::Name("app/*".into())]);
+    assert_eq!((set.minimum_size, set.read_timeout), (2 << 20, Duration::from_secs(9)));
+}
+
+#[test]
 fn lists_are_read_whole() {
     let config = read(
         "gc:\n  keep:\n    - {name: app/*, ttl: 1h, budget: 5GiB}\n    - {label: team=a=b}\n    - {repository: '*', newest: 3}\n\

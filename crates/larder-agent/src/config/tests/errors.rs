@@ -256,6 +256,14 @@ fn errors_name_the_item_of_a_list() {
             "c.yaml:10: gc.keep[4]: must be a mapping, is the number 5 [write it like - name: ...]",
         ],
     );
+    let hint = "must have name or digest, and nothing else [write it like - name: registry.example/*]";
+    expect(
+        "pull:\n  lazy:\n    images:\n    - {label: a}\n    - {name: a, ttl: 1h}\n",
+        &[
+            &format!("c.yaml:6: pull.lazy.images[0]: {hint}"),
+            &format!("c.yaml:7: pull.lazy.images[1]: {hint}"),
+        ],
+    );
     expect(
         "prefetch:\n- image: Bad\n- jitter: 1m\n- {image: a, interval: 1h, schedule: '3:30'}\n- {image: a, interval: 1h, \
          schedule: '03:30', keep: true, lease: 1h}\n",

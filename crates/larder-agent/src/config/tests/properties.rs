@@ -58,6 +58,7 @@ fn another(setting: &Setting) -> &'static str {
         "gc.keep" => {
             "[{digest: 'sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa', ttl: 1m}, {label: 'a=b: #c'}]"
         }
+        "pull.lazy.images" => "[{name: 'a/*'}]",
         "prefetch" => "[{image: a, schedule: '00:00'}]",
         "containerd.socket" => "unix:///c.sock",
         "registry.proxy" => "http://p:1",
@@ -109,15 +110,16 @@ fn file_of(chosen: &[bool]) -> String {
 
 /// `a.b` and its value as mappings.
 fn nested<'a>(lines: impl IntoIterator<Item = (&'a str, &'a str)>) -> String {
-    let (mut text, mut open) = (String::new(), "");
+    let (mut text, mut open) = (String::new(), Vec::new());
     for (key, value) in lines {
-        let (section, name) = key.split_once('.').unwrap_or(("", key));
-        if section != open && !section.is_empty() {
-            let _ = writeln!(text, "{section}:");
+        let parts: Vec<&str> = key.split('.').collect();
+        let sections = &parts[..parts.len() - 1];
+        let already = open.iter().zip(sections).take_while(|(open, section)| open == section).count();
+        for (depth, part) in parts.iter().enumerate().skip(already) {
+            let value = if depth == sections.len() { format!(" {value}") } else { String::new() };
+            let _ = writeln!(text, "{}{part}:{value}", "  ".repeat(depth));
         }
-        let indent = if section.is_empty() { "" } else { "  " };
-        let _ = writeln!(text, "{indent}{name}: {value}");
-        open = section;
+        open = sections.to_vec();
     }
     text
 }
