@@ -12,6 +12,7 @@ use larder::retry::retry_until;
 use larder_cri::CriBackend;
 use larder_registry::RegistryLoad;
 use larder_store::backend::StoreBackend;
+use larder_store::lazy::FillProgress;
 use tokio::time;
 
 use super::Observability;
@@ -25,6 +26,15 @@ use crate::error::Error;
 const RUNTIME_STARTS_WITHIN: Duration = Duration::from_secs(60);
 /// First and longest time between two questions whether it answers.
 const RUNTIME_RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
+
+/// Layers that are being filled while containers read them.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct FillingLayers {
+    /// Number of layers.
+    pub(crate) layers: u64,
+    /// Progress of all of them.
+    pub(crate) progress: FillProgress,
+}
 
 /// The image backend of a node, its publication to a containerd, and its health.
 pub(crate) struct Storage {
@@ -183,6 +193,19 @@ impl Storage {
     /// Load of the registries and mirrors that the store asks.
     pub(crate) fn registry_loads(&self) -> Vec<RegistryLoad> {
         self.store().map(|store| store.puller().client().loads()).unwrap_or_default()
+    }
+
+    /// Sum over the layers of the store that are being filled.
+    pub(crate) fn fill(&self) -> FillingLayers {
+        let layers = self.store().map(|store| store.store().filling_layers()).unwrap_or_default();
+        let mut sum = FillingLayers::default();
+        for (_, FillProgress { filled_bytes, total_bytes, waiting }) in layers {
+            sum.layers += 1;
+            sum.progress.filled_bytes += filled_bytes;
+            sum.progress.total_bytes += total_bytes;
+            sum.progress.waiting += waiting;
+        }
+        sum
     }
 
     /// Warnings about the registries that requested a wait.

@@ -85,7 +85,7 @@ fn filesystems(registry: &mut Registry, disks: &NodeFilesystems) {
 fn register(registry: &mut Registry, node: &Node, connections: &Connections) {
     pulls(registry, node.pulls.manager());
     collection(registry, &node.collection, node.pulls.hidden());
-    registries(registry, &node.storage);
+    store(registry, &node.storage);
     records(registry, &node.pulls);
     gauge(registry, "larder_backend_up", u64::from(node.storage.health().state().is_up()));
     gauge(registry, "larder_connections", connections.open() as u64);
@@ -225,10 +225,16 @@ fn records(registry: &mut Registry, pulls: &Pulls) {
     gauge(registry, "kubelet_imagemanager_inmemory_pulledrecords_usage_percent", percent);
 }
 
-fn registries(registry: &mut Registry, storage: &Storage) {
+/// Of larder's own store.
+fn store(registry: &mut Registry, storage: &Storage) {
     if storage.store().is_none() {
         return;
     }
+    let fill = storage.fill();
+    gauge(registry, "larder_lazy_incomplete_layers", fill.layers);
+    gauge(registry, "larder_lazy_filled_bytes", fill.progress.filled_bytes);
+    gauge(registry, "larder_lazy_total_bytes", fill.progress.total_bytes);
+    gauge(registry, "larder_lazy_waiting_reads", fill.progress.waiting as u64);
     let loads = storage.registry_series();
     for (name, count) in [
         ("larder_registry_requests", (|load| load.requests) as fn(&RegistryLoad) -> u64),

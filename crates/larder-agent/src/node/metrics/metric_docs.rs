@@ -164,6 +164,18 @@ metrics! {
     /// Remaining time of the wait that a registry requested
     "larder_registry_retry_after_seconds": Gauge(registry);
 
+    /// Layers of larder's own store whose data comes while containers read them
+    "larder_lazy_incomplete_layers": Gauge;
+
+    /// Bytes of incomplete layers that are here
+    "larder_lazy_filled_bytes": Gauge;
+
+    /// Bytes of incomplete layers, here or not
+    "larder_lazy_total_bytes": Gauge;
+
+    /// Reads of containers that wait for data of incomplete layers
+    "larder_lazy_waiting_reads": Gauge;
+
     /// 1 if the backend responds, 0 if not
     "larder_backend_up": Gauge;
 

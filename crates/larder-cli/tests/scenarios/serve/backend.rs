@@ -172,6 +172,10 @@ fn a_pull_moves_the_metrics_of_registry_and_disk() {
         daemon.pull(&world.registry.image("shop/web:1")).unwrap();
         assert!(daemon.metric("larder_pulled_image_bytes_total") > 4_000_000.0);
         assert!(daemon.metric("larder_image_pull_duration_seconds_count") > 0.5);
+        let lazy = ["incomplete_layers", "filled_bytes", "total_bytes", "waiting_reads"];
+        for name in lazy.map(|name| format!("larder_lazy_{name}")) {
+            assert_eq!(daemon.metrics().contains(&name), daemon.metrics().contains(names[0]), "{name}");
+        }
         // A runtime speaks to registries itself, and its disk is its own.
         if world.endpoint().is_none() {
             assert!(daemon.metric(names[0]) > 2.5, "a manifest, a config and a layer");
