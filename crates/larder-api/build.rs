@@ -94,7 +94,7 @@ const OTHER_WORDS: [(&str, &str); 2] = [
 ];
 
 /// Messages that the command line prints as they are, with `-o json`; enums as words.
-const SHOWN: [&str; 45] = [
+const SHOWN: [&str; 47] = [
     "CallStatus",
     "Collection",
     "Condition",
@@ -115,11 +115,13 @@ const SHOWN: [&str; 45] = [
     "HistoryEntry",
     "Image",
     "ImageDecision",
+    "ImageFill",
     "ImageLease",
     "KeepRule",
     "KubernetesConnection",
     "KubernetesStatus",
     "LabelSelector",
+    "LazyPullStatus",
     "LoadedImage",
     "Mount",
     "NewestSelector",

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use jiff::Timestamp;
 use larder::backend::{
-    ByteProgress, CallErrorKind, Image, LayerPhase, LayerProgress, PullDetail, PullStep, PullWait,
+    ByteProgress, CallErrorKind, Image, ImageFill, LayerPhase, LayerProgress, PullDetail, PullStep, PullWait,
     ReclaimBytes,
 };
 use larder::credentials::{PullSecret, SecretCoordinates};
@@ -152,6 +152,7 @@ pub fn image(image: Image) -> api::Image {
         username: image.username,
         details: None,
         hidden: false,
+        fill: image.fill.map(fill),
     }
 }
 
@@ -167,7 +168,20 @@ pub fn image_from(image: api::Image) -> Image {
         uid: image.uid,
         username: image.username,
         spec: None,
+        fill: image.fill.map(fill_from),
     }
+}
+
+/// Missing data of an image as a message.
+pub fn fill(fill: ImageFill) -> api::ImageFill {
+    let ImageFill { missing_bytes, waiting_reads } = fill;
+    api::ImageFill { missing_bytes, waiting_reads }
+}
+
+/// Missing data of an image in a message.
+pub fn fill_from(fill: api::ImageFill) -> ImageFill {
+    let api::ImageFill { missing_bytes, waiting_reads } = fill;
+    ImageFill { missing_bytes, waiting_reads }
 }
 
 /// An event as a message; `number` is its position in the event ring.
@@ -430,6 +444,7 @@ pub fn ensured_from(ensured: api::Ensured) -> EnsuredImage {
             size_bytes: ensured.size_bytes,
             pull_duration: Duration::from_millis(ensured.pull_milliseconds),
             total_duration: Duration::from_millis(ensured.total_milliseconds),
+            fill: ensured.fill.map(fill_from),
         }
     } else {
         ImagePresence::Present

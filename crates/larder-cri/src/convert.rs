@@ -80,6 +80,7 @@ pub(crate) fn image(image: proto::Image, with_handler: bool) -> Image {
         uid: image.uid.map(|uid| uid.value),
         username: image.username,
         pinned: image.pinned,
+        fill: None,
     }
 }
 

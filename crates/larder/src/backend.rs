@@ -14,6 +14,7 @@ use async_trait::async_trait;
 use crate::chain::error_chain;
 use crate::credentials::Credential;
 use crate::gc::DiskSpace;
+use crate::go_format;
 use crate::hint::Hint;
 use crate::pod::SandboxConfig;
 pub use crate::progress::{
@@ -87,6 +88,28 @@ impl ImageSpec {
     }
 }
 
+/// Data that is still to come of an image whose containers can start: as they read it, and in the background.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ImageFill {
+    /// Bytes that are missing.
+    pub missing_bytes: u64,
+    /// Reads of containers that wait for some of them.
+    pub waiting_reads: u64,
+}
+
+impl ImageFill {
+    /// How many percent of an image of this size are here: below 100 while bytes are missing.
+    pub fn percent_of(&self, size: u64) -> u64 {
+        let here = size.saturating_sub(self.missing_bytes);
+        u64::try_from(u128::from(here) * 100 / u128::from(size.max(1))).unwrap_or(100)
+    }
+
+    /// How much of an image of this size is here, such as `12% of 1.3GB`.
+    pub fn describe(&self, size: u64) -> String {
+        format!("{}% of {}", self.percent_of(size), go_format::bytes(size))
+    }
+}
+
 /// An image that is present.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Image {
@@ -108,6 +131,8 @@ pub struct Image {
     pub pinned: bool,
     /// The spec that the runtime reports, if it reports one.
     pub spec: Option<ImageSpec>,
+    /// Data that is still to come; `None` for a complete image.
+    pub fill: Option<ImageFill>,
 }
 
 impl Image {
@@ -611,7 +636,7 @@ impl fmt::Display for EndpointFailure {
             EndpointFailure::Refused => f.write_str("connection refused: no process listens on this socket"),
             EndpointFailure::Denied => f.write_str("permission denied"),
             EndpointFailure::Silent { after } => {
-                write!(f, "no answer within {}", crate::go_format::duration(*after))
+                write!(f, "no answer within {}", go_format::duration(*after))
             }
             EndpointFailure::NotGrpc { detail } => write!(f, "the server does not speak gRPC ({detail})"),
             EndpointFailure::NotCri { detail } => write!(f, "the server does not offer CRI v1 ({detail})"),

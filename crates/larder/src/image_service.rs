@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::{fmt, io};
 
 use crate::backend::{
-    Backend, BackendError, FilesystemUsage, Filesystems, Image, ImageSpec, ProgressReporter,
+    Backend, BackendError, FilesystemUsage, Filesystems, Image, ImageFill, ImageSpec, ProgressReporter,
 };
 use crate::credentials::Credential;
 use crate::go_format;
@@ -143,9 +143,9 @@ impl ImageService {
         Err(errors.into_iter().collect())
     }
 
-    /// The size of an image in bytes, as the runtime counts it; 0 when it is absent.
-    pub async fn image_size(&self, image: &ImageSpec) -> Result<u64, BackendError> {
-        Ok(self.backend.status(image).await?.map_or(0, |image| image.size))
+    /// The size of an image in bytes, as the runtime counts it, and what is missing of it; 0 when it is absent.
+    pub async fn image_size(&self, image: &ImageSpec) -> Result<(u64, Option<ImageFill>), BackendError> {
+        Ok(self.backend.status(image).await?.map_or((0, None), |image| (image.size, image.fill)))
     }
 
     /// The filesystem that holds images: the first one the runtime reports, measured with `disk`

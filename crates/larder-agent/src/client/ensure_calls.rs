@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use futures_util::TryStreamExt as _;
+use larder::backend::PullUntil;
 use larder::credentials::PullSecret;
 use larder::events::{EventReason, EventSink};
 use larder::pod::ObjectRef;
@@ -172,6 +173,7 @@ impl EnsureCalls {
             run: self.run.clone(),
             skip_tls_verify: options.skip_tls_verify,
             accept_only_platform: options.accept_only_platform,
+            complete: options.until == PullUntil::Complete,
             // Rounded up: 0 is not a limit.
             time_limit_milliseconds: time_limit.map(|limit| convert::millis(limit).max(1)),
         }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use futures_util::{Stream, stream};
-use larder::backend::PullOptions;
+use larder::backend::{PullOptions, PullUntil};
 use larder::credentials::PullSecret;
 use larder::events::{Event, EventSink};
 use larder::pod::{ObjectRef, Pod, SandboxConfig};
@@ -70,6 +70,7 @@ pub(super) fn requests(request: api::EnsureRequest) -> Result<Vec<EnsureRequest>
         run,
         skip_tls_verify,
         accept_only_platform,
+        complete,
         time_limit_milliseconds,
         progress: _,
     } = request;
@@ -89,6 +90,7 @@ pub(super) fn requests(request: api::EnsureRequest) -> Result<Vec<EnsureRequest>
     let api::PodReference { namespace, name, uid, annotations, service_account } = pod.unwrap_or_default();
     let pod = Pod { uid, namespace, name, annotations, service_account };
     let secrets: Vec<PullSecret> = secrets.into_iter().map(convert::secret_from).collect();
+    let until = if complete { PullUntil::Complete } else { PullUntil::Startable };
     let requests = images.into_iter().map(|wanted| {
         let policy = convert::policy_from(&wanted);
         EnsureRequest {
@@ -97,7 +99,7 @@ pub(super) fn requests(request: api::EnsureRequest) -> Result<Vec<EnsureRequest>
             sandbox: (!pod.name.is_empty()).then(|| SandboxConfig::of(&pod)),
             secrets: secrets.clone(),
             run: run.clone(),
-            options: PullOptions { skip_tls_verify, accept_only_platform, ..PullOptions::default() },
+            options: PullOptions { skip_tls_verify, accept_only_platform, until, ..PullOptions::default() },
             time_limit,
             ..EnsureRequest::new(wanted.image, policy, pod.clone())
         }
@@ -162,11 +164,12 @@ fn ensure_ended(index: u32, ended: Result<EnsuredImage, EnsureError>) -> Update 
                 api::Ensured { index, image_ref: image_ref.to_string(), message, ..api::Ensured::default() };
             Update::Ensured(match outcome {
                 ImagePresence::Present => ensured,
-                ImagePresence::Pulled { size_bytes, pull_duration, total_duration } => api::Ensured {
+                ImagePresence::Pulled { size_bytes, pull_duration, total_duration, fill } => api::Ensured {
                     pulled: true,
                     size_bytes,
                     pull_milliseconds: millis(pull_duration),
                     total_milliseconds: millis(total_duration),
+                    fill: fill.map(convert::fill),
                     ..ensured
                 },
             })

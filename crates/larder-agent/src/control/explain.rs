@@ -8,7 +8,7 @@ use larder::gc::{
 };
 use larder::records::{ImagePullCredentials, PullRecordStore};
 use larder::reference::ImageId;
-use larder_api::convert::millis;
+use larder_api::convert::{self, millis};
 use larder_api::v1::{Explanation, PulledRecord};
 
 use super::find::find_to_describe;
@@ -63,6 +63,7 @@ pub(super) async fn explain(
         pulled_records,
         unrecorded_access,
         hidden: pulls.hides(&image),
+        fill: image.fill.map(convert::fill),
         mounts: Vec::new(),
         containerd_bytes: match storage.store() {
             Some(_) => bytes_in_containerd(&snapshot.layers, Some(&image.id)),

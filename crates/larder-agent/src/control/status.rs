@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use larder::error_chain;
 use larder::gc::filesystem_stats::used_percent;
 use larder::gc::{GcPolicy, GcStatus, ImageCache, NodeImage, images_for_node_status};
 use larder::image_service::{FsStats, ImageStats};
@@ -78,6 +79,7 @@ pub(super) async fn now(
         warnings: warnings(node),
         registries: registries(&node.storage),
         kubernetes: node.workloads.cluster().map(NodeCluster::status),
+        lazy_pulls: lazy_pulls(&node.storage, &config).await,
     }
 }
 
@@ -94,6 +96,30 @@ fn mode(storage: &Storage, config: &Config) -> &'static str {
         Some(_) => "store",
         None => "runtime",
     }
+}
+
+/// Layers whose data comes while containers read them.
+async fn lazy_pulls(storage: &Storage, config: &Config) -> Option<api::LazyPullStatus> {
+    let store = storage.store()?.store().clone();
+    let is_selected = !config.lazy.images.is_empty();
+    let state = spawn_blocking({
+        let store = store.clone();
+        move || match store.check_guard() {
+            Ok(()) if is_selected => "ready".to_owned(),
+            Ok(()) => "off (no image is selected)".to_owned(),
+            Err(error) => format!("not possible: {}", error_chain(&error)),
+        }
+    });
+    let fill = storage.fill();
+    let count = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
+    Some(api::LazyPullStatus {
+        // It fails only when the runtime stops.
+        state: state.await.ok()?,
+        incomplete_layers: count(fill.layers),
+        filled_bytes: fill.progress.filled_bytes,
+        total_bytes: fill.progress.total_bytes,
+        waiting_reads: count(fill.progress.waiting as u64),
+    })
 }
 
 /// The containerd that runs containers from the store.

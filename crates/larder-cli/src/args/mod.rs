@@ -57,7 +57,9 @@ pub(crate) use kube::KubeArgs;
 pub(crate) use kube::{KubeCheckArgs, KubeSubcommand};
 pub(crate) use login::{LoginArgs, LogoutArgs};
 pub(crate) use platform::{PlatformFlag, is_id};
-pub(crate) use pull_flags::{CredentialArgs, EnsureArgs, PullArgs, PullCallFlags, PullFlags, TlsFlags};
+pub(crate) use pull_flags::{
+    CompleteArgs, CredentialArgs, EnsureArgs, PullArgs, PullCallFlags, PullFlags, PullWorkArgs, TlsFlags,
+};
 pub(crate) use serve::ServeArgs;
 pub(crate) use store::{
     ExportArgs, ExportFormat, FsckArgs, LoadArgs, MountArgs, MountsArgs, SaveArgs, UmountArgs,
@@ -213,6 +215,7 @@ pub(crate) enum Command {
     Serve(Box<ServeArgs>),
     Ensure(EnsureArgs),
     Pull(PullArgs),
+    Complete(CompleteArgs),
     Images(ImagesArgs),
     Inspect(InspectArgs),
     Rm(RmArgs),

@@ -63,7 +63,8 @@ impl Command {
     /// Makes the names of a command those of the images for its `--platform`.
     pub(crate) fn apply_platform(&mut self) -> Result<(), Failure> {
         match self {
-            Command::Pull(args) => args.platform.apply(&mut args.images),
+            Command::Pull(args) => args.work.platform.apply(&mut args.work.images),
+            Command::Complete(args) => args.work.platform.apply(&mut args.work.images),
             Command::Inspect(args) => args.platform.apply(&mut args.images),
             Command::Exists(args) => args.platform.apply([&mut args.image]),
             Command::Rm(args) => args.platform.apply(&mut args.images),

@@ -100,12 +100,39 @@ pub(crate) struct EnsureArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder pull busybox:1.36
+  larder pull --wait models/small:1    also if its containers could start before
   larder pull --quiet busybox:1.36     print the ID only
   echo $TOKEN | larder pull -u me --password-stdin registry.example/app:1
 
 Exit code: 0 all pulled, 1 some failed, 2 invalid input, 3 backend unreachable, 130 interrupted.")]
 pub(crate) struct PullArgs {
-    /// Images to pull.
+    /// Wait until all of each image is here, also where pull.lazy.images lets containers start before.
+    #[arg(long)]
+    pub(crate) wait: bool,
+
+    #[command(flatten)]
+    pub(crate) work: PullWorkArgs,
+}
+
+/// Fetch what is missing of images whose containers started before all of it was here, and print their IDs.
+///
+/// The image that is present is completed, even if its tag means another one meanwhile. Of a complete image, the
+/// registry is not asked.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  larder complete models/small:1
+  larder images        HERE: how much is here of images that are not complete
+
+Exit code: 0 all complete, 1 some failed, 2 invalid input, 3 backend unreachable, 130 interrupted.")]
+pub(crate) struct CompleteArgs {
+    #[command(flatten)]
+    pub(crate) work: PullWorkArgs,
+}
+
+/// Arguments of commands that pull images by their names.
+#[derive(Debug, Args)]
+pub(crate) struct PullWorkArgs {
+    /// Names of images.
     #[arg(value_name = "IMAGE", required = true)]
     pub(crate) images: Vec<ImageName>,
 
@@ -337,7 +364,7 @@ mod tests {
     fn config(flags: &[&str]) -> Result<PullConfig, Failure> {
         let cli = Cli::try_parse_from(["larder", "pull", "x"].iter().chain(flags)).unwrap();
         match cli.command {
-            Command::Pull(args) => args.pulling.adjust(PullConfig::default()),
+            Command::Pull(args) => args.work.pulling.adjust(PullConfig::default()),
             other => panic!("not pull: {other:?}"),
         }
     }
@@ -391,7 +418,7 @@ mod tests {
                 .map_err(|error| error.to_string())?;
             let Command::Pull(args) = cli.command else { panic!("not pull") };
             let mut request = EnsureRequest::new("x", PullPolicy::Always, larder::pod::Pod::default());
-            args.call.apply(cli.connection.timeout, &mut request);
+            args.work.call.apply(cli.connection.timeout, &mut request);
             Ok((request.time_limit, request.options.skip_tls_verify))
         };
         let seconds = |seconds| Some(Duration::from_secs(seconds));

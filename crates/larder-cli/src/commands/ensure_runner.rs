@@ -73,6 +73,8 @@ pub(super) struct EnsureOutcomeRecord {
     pub(super) size_bytes: Option<u64>,
     pub(super) pull_seconds: Option<f64>,
     pub(super) total_seconds: Option<f64>,
+    /// Bytes that are still to come; `None` if it is complete.
+    pub(super) missing_bytes: Option<u64>,
 }
 
 impl EnsureOutcomeRecord {
@@ -95,12 +97,13 @@ impl EnsureOutcomeRecord {
                 };
                 match *outcome {
                     ImagePresence::Present => present,
-                    ImagePresence::Pulled { size_bytes, pull_duration, total_duration } => {
+                    ImagePresence::Pulled { size_bytes, pull_duration, total_duration, fill } => {
                         EnsureOutcomeRecord {
                             result: "Pulled",
                             size_bytes: Some(size_bytes).filter(|size| *size > 0),
                             pull_seconds: Some(pull_duration.as_secs_f64()),
                             total_seconds: Some(total_duration.as_secs_f64()),
+                            missing_bytes: fill.map(|fill| fill.missing_bytes),
                             ..present
                         }
                     }

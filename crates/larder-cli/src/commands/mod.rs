@@ -40,6 +40,8 @@ mod top;
 
 use std::sync::Arc;
 
+use larder::backend::PullUntil;
+
 use crate::args::{Cli, Command, ContainerdArgs, ContainerdSubcommand};
 #[cfg(feature = "kube")]
 use crate::args::{KubeArgs, KubeSubcommand};
@@ -48,6 +50,7 @@ use crate::failure::{ExitReport as _, Failure};
 use crate::interrupt::InterruptSignals;
 use crate::printer::Printer;
 use crate::session::CommandSession;
+use pull::PulledSet;
 
 /// Runs one command to its end.
 pub(crate) fn run(cli: Cli, out: &Arc<Printer>) -> Result<CommandOutcome, Failure> {
@@ -149,7 +152,13 @@ async fn dispatch(
 ) -> Result<CommandOutcome, Failure> {
     match command {
         Command::Ensure(args) => ensure::run(args, session, interrupt.clone()).await,
-        Command::Pull(args) => pull::run(args, session, interrupt.clone()).await,
+        Command::Pull(args) => {
+            let until = if args.wait { PullUntil::Complete } else { PullUntil::Startable };
+            pull::run(&args.work, PulledSet::Named(until), session, interrupt.clone()).await
+        }
+        Command::Complete(args) => {
+            pull::run(&args.work, PulledSet::Present, session, interrupt.clone()).await
+        }
         Command::Images(args) => images::run(args, session).await,
         Command::Inspect(args) => inspect::run(args, session).await,
         Command::Exists(args) => inspect::exists(args, session).await,

@@ -1,21 +1,23 @@
-//! `larder pull`: pulls, and prints the ids.
+//! `larder pull` and `larder complete`: pull, and print the ids.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder::backend::PullOptions;
+use larder::backend::{Image, PullOptions, PullUntil};
 use larder::events::{Event, EventReason, EventSink, LogSink};
 use larder::pod::Pod;
 use larder::pull::{EnsureRequest, ImagePresence as Pulled, PullConfig, PullPolicy};
-use larder::reference::ImageName;
-use larder_agent::client::EnsureCalls;
+use larder::reference::{ImageName, Reference};
+use larder_agent::client::{Client, EnsureCalls};
+use larder_api::convert;
+use larder_api::v1::InspectRequest;
 use serde::Serialize;
 use tokio::time::Instant;
 
 use super::ensure::{argument_uid, check_argument};
 use super::ensure_runner::{self, EnsureOutcomeRecord, EnsureResult, EnsureResults, EnsureRun};
 use super::pull_failure;
-use crate::args::PullArgs;
+use crate::args::PullWorkArgs;
 use crate::credential_setup;
 use crate::exit::CommandOutcome;
 use crate::failure::{ExitReport as _, Failure};
@@ -26,14 +28,34 @@ use crate::printer::{Printer, progress_possible};
 use crate::session::{CommandSession, ImageAccess, PullSettings};
 use larder_agent::registry::UserCredentials;
 
+/// Which images a command pulls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PulledSet {
+    /// Those that the registry has under the names now.
+    Named(PullUntil),
+    /// What is missing of those that are present under the names.
+    Present,
+}
+
+impl PulledSet {
+    /// What a pull waits for.
+    fn until(self) -> PullUntil {
+        match self {
+            PulledSet::Named(until) => until,
+            PulledSet::Present => PullUntil::Complete,
+        }
+    }
+}
+
 pub(super) async fn run(
-    args: &PullArgs,
+    args: &PullWorkArgs,
+    set: PulledSet,
     session: &CommandSession,
     interrupt: InterruptSignals,
 ) -> Result<CommandOutcome, Failure> {
     let out = &session.out;
     args.pulling.adjust(PullConfig::default())?;
-    let (mut requests, outcome) = requests(&args.images, out);
+    let (mut requests, mut outcome) = requests(&args.images, set.until(), out);
     for request in &mut requests {
         args.call.apply(session.timeout(), request);
     }
@@ -69,6 +91,9 @@ pub(super) async fn run(
         }
     };
 
+    if set == PulledSet::Present {
+        outcome = outcome.max(select_present(&mut requests, &client, out).await?);
+    }
     let progress = Arc::new(ProgressLines::new(!args.quiet && progress_possible()));
     ensure_runner::warn_about_ignored_flags(&client, &args.pulling, &candidates, out);
     let events = Arc::new(ImageWarnings(Arc::clone(out)));
@@ -96,6 +121,41 @@ pub(super) async fn run(
     Ok(outcome
         .max(reported)
         .max(ensure_runner::end(&calls, &requests, EnsureResults { results, lost }, &interrupt, out).await))
+}
+
+/// Makes requests those for what is missing of the present images of their names, and reports names without an image.
+async fn select_present(
+    requests: &mut Vec<EnsureRequest>,
+    client: &Client,
+    out: &Printer,
+) -> Result<CommandOutcome, Failure> {
+    let mut outcome = CommandOutcome::Done;
+    let mut present = Vec::new();
+    for request in requests.drain(..) {
+        let asked = InspectRequest { image: request.image.to_string(), exact: true };
+        match client.ask(async |mut calls| calls.inspect(asked).await).await {
+            Ok(found) => {
+                present.push(completing(request, &found.image.map(convert::image_from).unwrap_or_default()));
+            }
+            Err(failure) if failure.outcome() == CommandOutcome::Unreachable => return Err(failure),
+            Err(failure) => outcome = outcome.max(failure.print(out)),
+        }
+    }
+    *requests = present;
+    Ok(outcome)
+}
+
+/// The request for what is missing of a present image: by the digest that it has in the repository of the requested
+/// name, since the tag may mean another image by now. Nothing is pulled for a complete image.
+fn completing(request: EnsureRequest, found: &Image) -> EnsureRequest {
+    if found.fill.is_none() {
+        return EnsureRequest { policy: PullPolicy::IfNotPresent, ..request };
+    }
+    let repository = |name: &str| Reference::parse(name).ok().map(|name| name.name().to_owned());
+    let of = repository(request.image.as_str());
+    let by_digest = found.repo_digests.iter().find(|name| of.is_some() && repository(name) == of);
+    let image = by_digest.map_or_else(|| request.image.clone(), |name| name.as_str().into());
+    EnsureRequest { image, ..request }
 }
 
 /// Prints what people should know of an image, and logs the other events.
@@ -137,7 +197,7 @@ fn summary(results: &[EnsureResult], time: Duration) -> String {
 
 /// Prints the result of each finished image.
 fn report(
-    args: &PullArgs,
+    args: &PullWorkArgs,
     requests: &[EnsureRequest],
     results: &[EnsureResult],
     candidates: &UserCredentials,
@@ -147,12 +207,16 @@ fn report(
     for (EnsureRequest { image, .. }, result) in requests.iter().zip(results) {
         match result {
             EnsureResult::Ensured(ensured) => {
-                if let Pulled::Pulled { size_bytes, total_duration, .. } = ensured.outcome
+                if let Pulled::Pulled { size_bytes, total_duration, fill, .. } = ensured.outcome
                     && !args.quiet
                     && args.output.is_none()
                 {
                     let (size, time) = (size::bytes(size_bytes), size::duration(total_duration));
                     out.info(format_args!("pulled {image} ({size}) in {time}"));
+                    if let Some(fill) = fill {
+                        let here = fill.describe(size_bytes);
+                        out.info(format_args!("startable: {here} is here, the rest follows"));
+                    }
                 }
                 if args.output.is_none() {
                     out.line(&ensured.image_ref);
@@ -193,21 +257,21 @@ impl PullResultRow {
 }
 
 /// Prints the data, if data is wanted.
-fn show(args: &PullArgs, rows: &[PullResultRow], out: &Printer) {
+fn show(args: &PullWorkArgs, rows: &[PullResultRow], out: &Printer) {
     if let Some(format) = args.output {
         output::data(out, format, &rows);
     }
 }
 
 /// Builds the requests for the image manager, and reports whether some names were bad.
-fn requests(images: &[ImageName], out: &Printer) -> (Vec<EnsureRequest>, CommandOutcome) {
+fn requests(images: &[ImageName], until: PullUntil, out: &Printer) -> (Vec<EnsureRequest>, CommandOutcome) {
     let mut outcome = CommandOutcome::Done;
     let mut requests = Vec::new();
     for image in images {
         match check_argument(image.as_str()) {
             Ok(()) => {
                 let pod = Pod { uid: argument_uid(image), ..Pod::default() };
-                let options = PullOptions { accept_only_platform: true, ..PullOptions::default() };
+                let options = PullOptions { accept_only_platform: true, until, ..PullOptions::default() };
                 requests
                     .push(EnsureRequest { options, ..EnsureRequest::new(image, PullPolicy::Always, pod) });
             }
@@ -218,4 +282,37 @@ fn requests(images: &[ImageName], out: &Printer) -> (Vec<EnsureRequest>, Command
         }
     }
     (requests, outcome)
+}
+
+#[cfg(test)]
+mod tests {
+    use larder::backend::ImageFill;
+
+    use super::*;
+
+    #[test]
+    fn the_present_image_is_completed_and_not_the_one_that_its_tag_means_now() {
+        let digest = |digit: &str| format!("sha256:{}", digit.repeat(64));
+        let found = Image {
+            repo_digests: vec![
+                format!("mirror.example/app@{}", digest("a")),
+                format!("r.example/app@{}", digest("b")),
+            ],
+            fill: Some(ImageFill { missing_bytes: 1, ..ImageFill::default() }),
+            ..Image::default()
+        };
+        let request =
+            |name: &str| EnsureRequest::new(ImageName::from(name), PullPolicy::Always, Pod::default());
+        let planned = |found: &Image, name: &str| {
+            let EnsureRequest { image, policy, .. } = completing(request(name), found);
+            (image.to_string(), policy)
+        };
+        let by_digest = format!("r.example/app@{}", digest("b"));
+        assert_eq!(planned(&found, "r.example/app:1"), (by_digest, PullPolicy::Always));
+        let loaded = Image { repo_digests: Vec::new(), ..found.clone() };
+        assert_eq!(planned(&loaded, "r.example/app:1"), ("r.example/app:1".into(), PullPolicy::Always));
+        let complete = Image { fill: None, ..found };
+        let expected = ("r.example/app:1".into(), PullPolicy::IfNotPresent);
+        assert_eq!(planned(&complete, "r.example/app:1"), expected);
+    }
 }

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use larder::go_format;
 use larder_api::v1::{
-    DiskUse, GcPhase, GcRound, GcStatus, OtherFilesystem, RegistryStatus, StatusRequest, StatusResponse,
+    DiskUse, GcPhase, GcRound, GcStatus, LazyPullStatus, OtherFilesystem, RegistryStatus, StatusRequest,
+    StatusResponse,
 };
 use larder_api::{EnumWord as _, convert};
 use tokio::time::{self, Instant};
@@ -105,6 +106,9 @@ fn table(status: &StatusResponse, wide: bool) -> TextTable {
     for other in &status.other_filesystems {
         table.row(["Disk".to_owned(), other_filesystem(other)]);
     }
+    if let Some(lazy) = &status.lazy_pulls {
+        table.row(["Lazy pulls".to_owned(), lazy_pulls(lazy)]);
+    }
     table.row(["Last GC".to_owned(), last_gc(status.gc.as_ref())]);
     if let Some(round) = status.gc.as_ref().and_then(|gc| gc.round.as_ref()) {
         table.row(["GC".to_owned(), running_round(round)]);
@@ -132,6 +136,18 @@ fn other_filesystem(other: &OtherFilesystem) -> String {
     let (size, available) = (go_format::bytes(other.size_bytes), go_format::bytes(other.available_bytes));
     let (content, mountpoint, used) = (other.content().word(), &other.mountpoint, other.used_percent);
     format!("{content} in {mountpoint}: {used}% used ({available} of {size} available), not freed by GC")
+}
+
+/// Whether images can be pulled lazily, and the layers that are not complete.
+fn lazy_pulls(status: &LazyPullStatus) -> String {
+    let LazyPullStatus { state, incomplete_layers, waiting_reads, .. } = status;
+    if *incomplete_layers == 0 {
+        return state.clone();
+    }
+    let (filled, total) = (go_format::bytes(status.filled_bytes), go_format::bytes(status.total_bytes));
+    format!(
+        "{state}, {incomplete_layers} incomplete layers ({filled} of {total}), {waiting_reads} waiting reads"
+    )
 }
 
 fn last_gc(status: Option<&GcStatus>) -> String {
@@ -240,6 +256,20 @@ mod tests {
             "reg.example: 6 of 6 connections, 3 requests wait, rate limited for 12s, 0 of 100 requests left, \
              1.5MB received"
         );
+    }
+
+    #[test]
+    fn lazy_pulls_have_their_state_and_what_is_missing() {
+        let ready = LazyPullStatus { state: "ready".into(), ..LazyPullStatus::default() };
+        assert_eq!(lazy_pulls(&ready), "ready");
+        let filling = LazyPullStatus {
+            incomplete_layers: 2,
+            filled_bytes: 12_000_000,
+            total_bytes: 1_300_000_000,
+            waiting_reads: 3,
+            ..ready
+        };
+        assert_eq!(lazy_pulls(&filling), "ready, 2 incomplete layers (12MB of 1.3GB), 3 waiting reads");
     }
 
     #[test]

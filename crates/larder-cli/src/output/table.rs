@@ -22,7 +22,7 @@ const NARROW_GAP: usize = 2;
 const NAME_WIDTH: usize = 24;
 
 /// Heads of columns with numbers, which are aligned on the right.
-const NUMBERS: [&str; 20] = [
+const NUMBERS: [&str; 21] = [
     "SIZE",
     "UNIQUE",
     "SHARED",
@@ -43,6 +43,7 @@ const NUMBERS: [&str; 20] = [
     "LAYERS",
     "RATE",
     "RECLAIMABLE",
+    "HERE",
 ];
 
 impl TextTable {

@@ -1,18 +1,19 @@
 //! Looks up images: by name, by ID, or all of them.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use larder::backend;
 use larder::gc::{ActivityKind, ImageActivity};
 use larder::reference::{Digest, ImageName, names_platform};
 
-use super::db::{DbRead, DbReadTransaction, DbResult, IMAGES, NAMES, USES, encode};
+use super::db::{DbRead, DbReadTransaction, DbResult, IMAGES, LAYERS, LEASES, NAMES, USES, encode};
 use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::{OpenStore, Store};
 use super::layout::{digest_of_name, names_in};
 use super::listing::{ImageListing, has_damaged_layer};
-use super::records::ImageRecord;
+use super::records::{ImageRecord, LayerRecord, PartialSource};
 use crate::disk::replace;
+use crate::lazy::FillProgress;
 
 /// Fewest digits of an id that stand for the whole of it.
 const SHORTEST_ID: usize = 4;
@@ -53,6 +54,47 @@ impl Store {
         ImageListing::from(image).into_image()
     }
 
+    /// Notes in lists of images what is missing of them.
+    fn with_fills(
+        &self,
+        reader: &DbReadTransaction,
+        mut images: Vec<backend::Image>,
+    ) -> DbResult<Vec<backend::Image>> {
+        let incomplete = reader.endings(LEASES, &PartialSource::lease_id_start())?;
+        if incomplete.is_empty() {
+            return Ok(images);
+        }
+        let filling: HashMap<_, _> = self.filling_layers().into_iter().collect();
+        let mut fills: HashMap<String, backend::ImageFill> = HashMap::new();
+        for key in incomplete {
+            let Some(layer) =
+                reader.get::<LayerRecord>(LAYERS, &key)?.filter(|layer| layer.partial.is_some())
+            else {
+                continue;
+            };
+            let unfilled = FillProgress { total_bytes: layer.usage.bytes, ..FillProgress::default() };
+            let progress = filling.get(&layer.key).copied().unwrap_or(unfilled);
+            for id in reader.endings(USES, &format!("layer/{key}/"))? {
+                let fill = fills.entry(id).or_default();
+                fill.missing_bytes += progress.total_bytes - progress.filled_bytes;
+                fill.waiting_reads += progress.waiting as u64;
+            }
+        }
+        for image in &mut images {
+            image.fill = fills.get(image.id.as_str()).copied();
+        }
+        Ok(images)
+    }
+
+    fn with_fill(
+        &self,
+        reader: &DbReadTransaction,
+        image: Option<ImageListing>,
+    ) -> DbResult<Option<backend::Image>> {
+        let images = image.into_iter().map(ImageListing::into_image).collect();
+        Ok(self.with_fills(reader, images)?.pop())
+    }
+
     /// The image that is meant, as a backend shows it: what [`image`](Store::image) and [`to_image`](Store::to_image)
     /// give, without building the whole record.
     pub fn image_summary(&self, image: impl Into<ImageName>) -> Result<Option<backend::Image>, StoreError> {
@@ -60,7 +102,7 @@ impl Store {
         self.0.db.read("look up an image", |reader| {
             let Some(id) = find_id(reader, &image)? else { return Ok(None) };
             let listed = reader.get::<ImageListing>(IMAGES, &id)?.filter(|listed| listed.complete);
-            Ok(listed.map(ImageListing::into_image))
+            self.with_fill(reader, listed)
         })
     }
 
@@ -75,7 +117,7 @@ impl Store {
             let Some(id) = find_id(reader, &image)? else { return Ok(None) };
             let listed = reader.get::<ImageListing>(IMAGES, &id)?.filter(|listed| listed.complete);
             let Some(listed) = listed else { return Ok(None) };
-            Ok(if has_damaged_layer(reader, &id)? { None } else { Some(listed.into_image()) })
+            if has_damaged_layer(reader, &id)? { Ok(None) } else { self.with_fill(reader, Some(listed)) }
         })
     }
 
@@ -88,7 +130,7 @@ impl Store {
                     images.push(image.into_image());
                 }
             })?;
-            Ok(images)
+            self.with_fills(reader, images)
         })
     }
 

@@ -55,6 +55,7 @@ impl ImageListing {
             size: self.disk_bytes,
             pinned: self.pinned,
             spec: None,
+            fill: None,
         }
     }
 }

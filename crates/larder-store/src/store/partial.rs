@@ -38,6 +38,16 @@ impl Store {
         Ok(state)
     }
 
+    /// Fails where reads of incomplete layers cannot be guarded.
+    pub fn check_guard(&self) -> Result<(), StoreError> {
+        if self.0.partials.reads().is_some() {
+            return Ok(());
+        }
+        let unsupported = |reason| io::Error::new(io::ErrorKind::Unsupported, reason);
+        let doing = "guard the reads of incomplete layers";
+        probe(self.root()).context(doing)?.map_err(unsupported).context(doing)
+    }
+
     /// Answers reads from now on: all layers of earlier processes are guarded again.
     pub(crate) fn begin_guard(&self) -> Result<(), StoreError> {
         let begun = self.0.partials.reads().map_or(Ok(()), GuardedReads::start);

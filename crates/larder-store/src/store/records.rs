@@ -229,7 +229,12 @@ impl PartialSource {
 
     /// ID of the lease of a layer.
     pub(super) fn lease_id(key: &LayerKey) -> String {
-        format!("fill/{key}")
+        PartialSource::lease_id_start() + key.as_str()
+    }
+
+    /// What IDs of such leases start with; the key of the layer follows.
+    pub(super) fn lease_id_start() -> String {
+        "fill/".to_owned()
     }
 }
 

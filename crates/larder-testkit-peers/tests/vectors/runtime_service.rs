@@ -182,7 +182,7 @@ fn image_ref(input: StatusOrError) -> Value {
 
 fn image_size(input: StatusOrError) -> Value {
     let size = block_on(ImageService::new(input.backend()).image_size(&ImageSpec::named("image")));
-    json!({"error": error_of(&size), "size": size.unwrap_or_default()})
+    json!({"error": error_of(&size), "size": size.unwrap_or_default().0})
 }
 
 #[derive(Deserialize)]

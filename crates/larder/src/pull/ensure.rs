@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::policy::PullPolicy;
-use crate::backend::{CallErrorKind, Image, PullOptions};
+use crate::backend::{CallErrorKind, Image, ImageFill, PullOptions};
 use crate::credentials::PullSecret;
 use crate::go_format;
 use crate::hint::Hint;
@@ -141,6 +141,8 @@ pub enum ImagePresence {
         pull_duration: Duration,
         /// Time including the wait in the queue.
         total_duration: Duration,
+        /// Data that is still to come; `None` if it is complete.
+        fill: Option<ImageFill>,
     },
 }
 

@@ -405,11 +405,14 @@ impl ImageManager {
         shared: &SharedPullResult,
         total_duration: Duration,
     ) -> ImagePresence {
-        let size_bytes = shared.result.size_bytes;
+        let PullOutcome { size_bytes, fill, .. } = shared.result;
         // A caller that joined a pull in progress waited less than the pull took.
         let pull_duration = shared.result.duration.min(total_duration);
+        let rest = fill.map_or_else(String::new, |fill| {
+            format!(" (startable, {}; rest follows)", fill.describe(size_bytes))
+        });
         let message = format!(
-            "Successfully pulled image {} in {} ({} including waiting). Image size: {size_bytes} bytes.",
+            "Successfully pulled image {} in {} ({} including waiting). Image size: {size_bytes} bytes.{rest}",
             go_format::quote(request.image.as_str()),
             go_format::duration(go_format::truncated_to_millis(pull_duration)),
             go_format::duration(go_format::truncated_to_millis(total_duration)),
@@ -423,7 +426,7 @@ impl ImageManager {
         if let Some(metrics) = &self.metrics {
             metrics.image_pulled(size_bytes, total_duration);
         }
-        ImagePresence::Pulled { size_bytes, pull_duration, total_duration }
+        ImagePresence::Pulled { size_bytes, pull_duration, total_duration, fill }
     }
 
     /// Pulls, or joins a pull in progress whose outcome applies to this caller.

@@ -21,7 +21,7 @@ use super::ensure::BackendFailure;
 use super::room::{self, RoomMaker, RoomOutcome};
 use super::status::{PullActivity, PullPhase, PullTrackerEntry};
 use super::throttle::{RateExceeded, Throttle};
-use crate::backend::{BackendError, CallErrorKind, ImageSpec, MinimumRate, RateWindow};
+use crate::backend::{BackendError, CallErrorKind, ImageFill, ImageSpec, MinimumRate, RateWindow};
 use crate::credentials::Credential;
 use crate::hidden::{HiddenImages, PrefetchEnd};
 use crate::image_service::{ImageService, PullAttemptsError, PulledImage};
@@ -63,6 +63,8 @@ pub(super) struct PullOutcome {
     pub(super) pulled: Result<PulledImage, PullerError>,
     /// Size of the image in bytes; 0 when the pull failed or the runtime did not say.
     pub(super) size_bytes: u64,
+    /// Data of the image that is still to come; `None` if it is complete.
+    pub(super) fill: Option<ImageFill>,
     /// Time of the runtime's pull and of the size query, without waiting.
     pub(super) duration: Duration,
     /// Warnings of the backend about the image.
@@ -78,7 +80,13 @@ impl PullOutcome {
     }
 
     fn not_begun(error: PullerError) -> PullOutcome {
-        PullOutcome { pulled: Err(error), size_bytes: 0, duration: Duration::ZERO, warnings: Vec::new() }
+        PullOutcome {
+            pulled: Err(error),
+            size_bytes: 0,
+            fill: None,
+            duration: Duration::ZERO,
+            warnings: Vec::new(),
+        }
     }
 }
 
@@ -274,13 +282,13 @@ impl ImagePuller {
                 () = self.gives_way(slot.as_ref(), entry) => None,
             };
             duration += start.elapsed();
-            if let Some((pulled, size_bytes)) = outcome {
+            if let Some((pulled, (size_bytes, fill))) = outcome {
                 let lacking = pulled.as_ref().err().and_then(room::missing_bytes);
                 let Some((room, bytes)) = room.zip(lacking) else {
                     if let (Ok(_), Some(slot)) = (&pulled, &slot) {
                         slot.set_slow(false);
                     }
-                    return PullOutcome { pulled, size_bytes, duration, warnings: entry.warnings() };
+                    return PullOutcome { pulled, size_bytes, fill, duration, warnings: entry.warnings() };
                 };
                 // A round lasts as long as its removals, and others may need no room.
                 arrival = slot.as_ref().map(WorkSlot::arrival);
@@ -293,7 +301,7 @@ impl ImagePuller {
                 };
                 if outcome != RoomOutcome::Made {
                     let pulled = pulled.map_err(|error| room::without_room(error, outcome));
-                    return PullOutcome { pulled, size_bytes, duration, warnings: entry.warnings() };
+                    return PullOutcome { pulled, size_bytes, fill, duration, warnings: entry.warnings() };
                 }
                 rounds_left -= 1;
             } else {
@@ -309,20 +317,20 @@ impl ImagePuller {
         job: &PullJob,
         entry: &PullTrackerEntry,
         spent: Duration,
-    ) -> (Result<PulledImage, PullerError>, u64) {
+    ) -> (Result<PulledImage, PullerError>, (u64, Option<ImageFill>)) {
         let pulled = self.pull_hidden(job, entry, spent).await;
-        let size_bytes = match &pulled {
+        let size = match &pulled {
             // A size that cannot be read is no reason to fail a pull that succeeded.
             Ok(pulled) if !pulled.image_ref.is_empty() => {
                 let mut spec = job.spec.clone();
                 if spec.options.accept_only_platform {
                     spec.image = ImageName::from(&pulled.image_ref); // it may have another name
                 }
-                self.images.image_size(&spec).await.unwrap_or(0)
+                self.images.image_size(&spec).await.unwrap_or_default()
             }
-            _ => 0,
+            _ => (0, None),
         };
-        (pulled, size_bytes)
+        (pulled, size)
     }
 
     /// Hides the image before it is present, where that is wanted.

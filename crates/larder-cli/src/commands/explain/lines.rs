@@ -3,14 +3,28 @@
 use std::time::Duration;
 
 use larder::artifact_type::type_word;
+use larder::backend::ImageFill;
 use larder::go_format;
 use larder::reference::Reference;
+use larder_api::convert;
 use larder_api::v1::Explanation;
 
 use super::pull_record_lines;
 
 const HIDDEN: &str =
     "hidden: fetched with credentials ahead of kubelet, visible once kubelet's own pull succeeds";
+
+/// How much of an image is here, and what that means.
+fn incomplete(fill: ImageFill, size_bytes: u64) -> String {
+    let reads = match fill.waiting_reads {
+        0 => String::new(),
+        count => format!(", and {count} reads wait"),
+    };
+    format!(
+        "{} is here, the rest follows while its registry can be reached{reads}",
+        fill.describe(size_bytes)
+    )
+}
 
 /// The lines about an image that was requested by this name.
 pub(crate) fn lines(requested: &str, explanation: &Explanation) -> Vec<String> {
@@ -49,6 +63,9 @@ pub(crate) fn lines(requested: &str, explanation: &Explanation) -> Vec<String> {
     let last_used = explanation.milliseconds_since_last_used.map(|since| ago(since, &image.last_used));
     lines.push(format!("  last used:  {}", last_used.unwrap_or_else(|| "never".to_owned())));
     lines.push(format!("  size:       {}", go_format::bytes(image.size_bytes)));
+    if let Some(fill) = explanation.fill.map(convert::fill_from) {
+        lines.push(format!("  incomplete: {}", incomplete(fill, image.size_bytes)));
+    }
     if explanation.containerd_bytes > 0 {
         let bytes = go_format::bytes(explanation.containerd_bytes);
         lines.push(format!("  containerd: {bytes} of the size, because another program put the image there"));

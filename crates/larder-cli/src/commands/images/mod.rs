@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 use larder::age;
 use larder::artifact_type::{IMAGE, type_word};
+use larder::backend::ImageFill;
 use larder::glob;
 use larder::go_format;
 use larder::reference::{ImageId, Reference};
@@ -135,6 +136,8 @@ struct ImageTableRow {
     #[serde(skip)]
     artifact_type: String,
     size_bytes: u64,
+    /// Bytes that are still to come; `None` if it is complete.
+    missing_bytes: Option<u64>,
     pinned: bool,
     /// When it was built.
     created: Option<String>,
@@ -164,6 +167,7 @@ fn rows(image: &api::Image) -> Vec<ImageTableRow> {
         r#type: type_word(&image.artifact_type).to_owned(),
         artifact_type: image.artifact_type.clone(),
         size_bytes: image.size_bytes,
+        missing_bytes: image.fill.map(|fill| fill.missing_bytes),
         pinned: image.pinned,
         created: details.created.clone(),
         last_used: details.last_used.clone(),
@@ -226,6 +230,12 @@ impl ImageTableRow {
         }
     }
 
+    /// How many percent of its data are here.
+    fn percent_here(&self) -> u64 {
+        let fill = ImageFill { missing_bytes: self.missing_bytes.unwrap_or(0), ..ImageFill::default() };
+        fill.percent_of(self.size_bytes)
+    }
+
     /// The end of its name for other machines, such as `#linux/arm64`; else empty.
     fn platform_suffix(&self) -> String {
         self.platform.as_ref().map_or_else(String::new, |platform| format!("#{platform}"))
@@ -267,6 +277,8 @@ fn table(images: &[ImageTableRow], args: &ImagesArgs, now: Timestamp) -> TextTab
     heads.extend(types.then_some("TYPE"));
     heads.extend(digests.then_some("DIGEST"));
     heads.extend(["IMAGE ID", "CREATED", "LAST USED", "SIZE", "UNIQUE"]);
+    let incomplete = images.iter().any(|row| row.missing_bytes.is_some());
+    heads.extend(incomplete.then_some("HERE"));
     heads.extend(wide.then_some("PINNED"));
     let mut table = TextTable::new(heads).optional(["CREATED", "LAST USED", "IMAGE ID"]);
     for row in images {
@@ -287,6 +299,7 @@ fn table(images: &[ImageTableRow], args: &ImagesArgs, now: Timestamp) -> TextTab
         cells.push(row.last_use(now));
         cells.push(size::bytes(row.size_bytes));
         cells.push(row.unique_bytes.map(size::bytes).unwrap_or_default());
+        cells.extend(incomplete.then(|| format!("{}%", row.percent_here())));
         cells.extend(wide.then(|| if row.pinned { "yes" } else { "no" }.to_owned()));
         table.row(cells);
     }
@@ -301,7 +314,10 @@ pub(super) fn short(id: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser as _;
+
     use super::*;
+    use crate::args::{Cli, Command};
 
     #[test]
     fn names_are_split_at_the_tag_and_not_at_a_port() {
@@ -331,6 +347,23 @@ mod tests {
         let untagged = rows(&api::Image { repo_tags: Vec::new(), ..image });
         assert_eq!((untagged.len(), &untagged[0].tag, &untagged[0].digest), (1, &None, &digest));
         assert_eq!(rows(&api::Image::default()).len(), 1, "an image without names is listed, too");
+    }
+
+    #[test]
+    fn only_a_list_with_an_incomplete_image_says_how_much_is_here() {
+        let args = |flags: &[&str]| {
+            let cli = Cli::try_parse_from(["larder", "images"].iter().chain(flags)).unwrap();
+            let Command::Images(args) = cli.command else { panic!("not images") };
+            args
+        };
+        let row =
+            |missing_bytes| ImageTableRow { size_bytes: 1000, missing_bytes, ..ImageTableRow::default() };
+        let text = |rows: &[ImageTableRow]| table(rows, &args(&[]), Timestamp::UNIX_EPOCH).to_string();
+        assert!(!text(&[row(None)]).contains("HERE"));
+        let listed = text(&[row(None), row(Some(999)), row(Some(1))]);
+        for expected in ["HERE", "100%", " 0%", "99%"] {
+            assert!(listed.contains(expected), "{expected}: {listed}");
+        }
     }
 
     #[test]
