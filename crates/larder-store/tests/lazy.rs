@@ -249,6 +249,8 @@ async fn files_are_read_before_their_layer_is_complete_and_the_layer_becomes_lik
         registry.fault(first, ResponseFault::StallAfter(0));
         let pulled = node.pull(&image).await;
         assert!(node.is_partial(&pulled), "{name}");
+        let fill = || node.store().image_summary(pulled.id.as_str()).unwrap().unwrap().fill;
+        assert!(fill().is_some(), "{name}: its image is not said to be incomplete");
         let mounted = node.mount(&pulled, name);
         for (path, content) in fixture.files() {
             let read = mounted.read(&path).await;
@@ -259,6 +261,7 @@ async fn files_are_read_before_their_layer_is_complete_and_the_layer_becomes_lik
         assert!(!is_held || node.is_partial(&pulled), "{name}: its reads did not wait for all of it");
         registry.clear_faults();
         node.complete(&image).await;
+        assert_eq!(fill(), None, "{name}");
         assert!(!node.is_partial(&pulled), "{name}");
         for (path, content) in fixture.files() {
             assert!(mounted.read(&path).await.unwrap() == content, "{name}: {}", path.display());
