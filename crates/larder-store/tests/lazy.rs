@@ -195,10 +195,14 @@ impl LazyNode {
     }
 
     fn mount(&self, image: &ImageRecord, at: &str) -> Mounted {
+        Mounted { target: self.mount_at(image, at), store: self.store().clone() }
+    }
+
+    fn mount_at(&self, image: &ImageRecord, at: &str) -> PathBuf {
         let target = self.dir.path().join(at);
         fs_err::create_dir(&target).unwrap();
         self.store().mount(image.id.as_str(), &target, MountOptions::default(), SystemTime::now()).unwrap();
-        Mounted { store: self.store().clone(), target }
+        target
     }
 
     fn is_partial(&self, image: &ImageRecord) -> bool {
@@ -308,7 +312,8 @@ fn hold_background(registry: &FaultRegistry, fixture: &Fixture) {
 async fn a_table_that_lies_is_found_and_the_next_pull_is_in_full() {
     let Some(node) = LazyNode::new().await else { return };
     let registry = FaultRegistry::start();
-    let lies: [(&'static str, fn(String) -> String); 3] = [
+    type Lie = fn(String) -> String;
+    let lies: [(&'static str, Lie); 3] = [
         ("mode", |table| table.replacen("\"mode\":420", "\"mode\":493", 1)),
         ("name", |table| table.replace("\"second\"", "\"other\"")),
         ("digest", |table| {
@@ -368,7 +373,7 @@ async fn reads_fail_in_time_without_a_registry_and_succeed_with_it() {
     let mounted = node.mount(&pulled, "app");
     registry.fault(FaultTrigger::path("/"), ResponseFault::Hangup);
     let failed = mounted.read(Path::new("first")).await.unwrap_err();
-    assert_eq!(failed.to_string().contains("Input/output error"), true, "{failed}");
+    assert!(failed.to_string().contains("Input/output error"), "{failed}");
     registry.clear_faults();
     let until_read = async {
         loop {
@@ -396,4 +401,83 @@ async fn a_removed_image_is_not_filled_and_leaves_nothing() {
     let again = node.pull(&image).await;
     node.complete(&image).await;
     assert!(!node.is_partial(&again));
+}
+
+/// A pull that ends with its process while a container runs from the image.
+struct Killed {
+    dir: TempDir,
+    target: PathBuf,
+    image: Reference,
+    pulled: ImageRecord,
+    /// Reads the first file since before the end.
+    reader: Option<std::thread::JoinHandle<io::Result<Vec<u8>>>>,
+}
+
+impl Killed {
+    /// `None` where layers cannot be read before they are complete.
+    fn while_mounted(
+        keeper: &Arc<KeepHere>,
+        registry: &FaultRegistry,
+        fixture: &Fixture,
+        has_reader: bool,
+    ) -> Option<Killed> {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let (dir, keeper) = (tempfile::tempdir().unwrap(), Arc::clone(keeper));
+        let (node, _) = runtime.block_on(LazyNode::in_dir(dir, keeper, LONGEST_WAIT))?;
+        let image = fixture.put(registry);
+        registry.fault(
+            FaultTrigger::path(digest(&fixture.blob)).ranged().nth(2..=99),
+            ResponseFault::StallAfter(0),
+        );
+        let pulled = runtime.block_on(node.pull(&image));
+        let target = node.mount_at(&pulled, "app");
+        let first = target.join("first");
+        let reader = has_reader.then(|| std::thread::spawn(move || fs_err::read(first)));
+        let waits = async {
+            while has_reader && node.store().filling_layers().iter().all(|(_, fill)| fill.waiting == 0) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        runtime.block_on(async { tokio::time::timeout(LONGEST_WAIT, waits).await.unwrap() });
+        let LazyNode { dir, puller } = node;
+        drop(puller);
+        runtime.shutdown_timeout(LONGEST_WAIT);
+        Some(Killed { dir, target, image, pulled, reader })
+    }
+}
+
+#[test]
+fn readers_wait_through_a_restart() {
+    let keeper = Arc::<KeepHere>::default();
+    let (registry, fixture) = (FaultRegistry::start(), Fixture::made("app", &two_files(1)));
+    let Some(killed) = Killed::while_mounted(&keeper, &registry, &fixture, true) else { return };
+    let Killed { dir, target, image, pulled, reader } = killed;
+    assert!(!reader.as_ref().unwrap().is_finished());
+    registry.clear_faults();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let (node, before) = runtime.block_on(LazyNode::in_dir(dir, keeper, LONGEST_WAIT)).unwrap();
+    assert_eq!(before, GuardedBefore { layers: 1, lost: Vec::new() });
+    assert!(reader.unwrap().join().unwrap().unwrap() == fixture.files()[0].1);
+    assert!(fs_err::read(target.join("second")).unwrap() == fixture.files()[1].1);
+    runtime.block_on(node.complete(&image));
+    assert!(!node.is_partial(&pulled));
+    node.store().umount(&target).unwrap();
+}
+
+#[test]
+fn a_lost_guard_is_reported_and_new_mounts_have_the_right_bytes() {
+    let keeper = Arc::<KeepHere>::default();
+    let (registry, fixture) = (FaultRegistry::start(), Fixture::made("app", &two_files(1)));
+    let Some(killed) = Killed::while_mounted(&keeper, &registry, &fixture, false) else { return };
+    let Killed { dir, target, image, pulled, .. } = killed;
+    *keeper.0.lock() = None;
+    assert!(fs_err::read(target.join("first")).unwrap() != fixture.files()[0].1, "nothing guards it");
+    registry.clear_faults();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let (node, before) = runtime.block_on(LazyNode::in_dir(dir, Arc::clone(&keeper), LONGEST_WAIT)).unwrap();
+    assert_eq!(before.lost, [pulled.id.clone()]);
+    let mounted = node.mount(&pulled, "again");
+    assert!(runtime.block_on(mounted.read(Path::new("first"))).unwrap() == fixture.files()[0].1);
+    runtime.block_on(node.complete(&image));
+    node.store().umount(&target).unwrap();
 }

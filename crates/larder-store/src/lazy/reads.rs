@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::AsFd as _;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
@@ -117,17 +118,29 @@ impl GuardedReads {
     }
 
     fn begin(&self, event: PreContentEvent) {
+        let Some(file) = event.file else { return self.begin_somewhere(event) };
         let files = self.files.lock();
-        match event.file.and_then(|file| files.get(&file)) {
+        match files.get(&file) {
             Some(GuardedFile::Filling(layer)) => {
                 let (layer, range) = (Arc::clone(layer), event.range.clone());
                 drop(files);
                 layer.read(Box::new(event), &range, Instant::now());
             }
             Some(GuardedFile::Complete) => Box::new(event).allow(),
-            // Denied. The kernel reads again where the event had no file.
+            // Denied.
             Some(GuardedFile::Ended) | None => drop(event),
         }
+    }
+
+    /// A read that an earlier process has not recorded: it goes on when each layer has its range.
+    fn begin_somewhere(&self, event: PreContentEvent) {
+        let (range, layers) = (event.range.clone(), self.layers());
+        let shared = Arc::new(SharedRead { event, is_failed: AtomicBool::new(false) });
+        for layer in layers {
+            let part = PartOfRead(Some(Arc::clone(&shared)));
+            layer.read(Box::new(part), &range, Instant::now());
+        }
+        PartOfRead(Some(shared)).go_on();
     }
 
     fn layers(&self) -> Vec<Arc<PartialLayer>> {
@@ -149,6 +162,46 @@ impl WaitingReader for PreContentEvent {
 
     fn process(&self) -> i32 {
         self.pid
+    }
+}
+
+/// A read that waits for several layers.
+#[derive(Debug)]
+struct SharedRead {
+    event: PreContentEvent,
+    is_failed: AtomicBool,
+}
+
+/// The wait of a read for one of several layers.
+#[derive(Debug)]
+struct PartOfRead(Option<Arc<SharedRead>>);
+
+impl PartOfRead {
+    /// Ends this wait; the last one lets the read go on, unless another has failed.
+    fn go_on(mut self) {
+        if let Some(SharedRead { event, is_failed }) = self.0.take().and_then(Arc::into_inner)
+            && !is_failed.into_inner()
+        {
+            Box::new(event).allow();
+        }
+    }
+}
+
+impl WaitingReader for PartOfRead {
+    fn allow(self: Box<Self>) {
+        self.go_on();
+    }
+
+    fn process(&self) -> i32 {
+        self.0.as_ref().map_or(0, |shared| shared.event.pid)
+    }
+}
+
+impl Drop for PartOfRead {
+    fn drop(&mut self) {
+        if let Some(shared) = &self.0 {
+            shared.is_failed.store(true, Ordering::Release);
+        }
     }
 }
 

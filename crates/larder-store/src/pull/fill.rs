@@ -215,7 +215,7 @@ impl LayerFill {
     /// Ends when the layer was removed.
     async fn given_up(&self) {
         if self.layer.ended().await {
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }
     }
 

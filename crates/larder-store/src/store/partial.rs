@@ -129,6 +129,11 @@ impl Store {
         self.0.partials.progress()
     }
 
+    /// Whether data of a layer is missing.
+    pub fn has_incomplete_layers(&self) -> Result<bool, StoreError> {
+        Ok(!self.partial_layers()?.is_empty())
+    }
+
     /// Records of the layers whose data is not complete.
     pub(crate) fn partial_layers(&self) -> Result<Vec<LayerRecord>, StoreError> {
         let mut partial: Vec<LayerRecord> =

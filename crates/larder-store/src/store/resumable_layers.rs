@@ -47,8 +47,8 @@ impl OpenStore {
         self.make_way(key)
     }
 
-    /// Moves a layer's file to the trash, for one that replaces it. If it is being filled, it is so to its end: overlays
-    /// that have it keep it.
+    /// Moves a layer's file to the trash, for one that replaces it. If it is being filled, that goes on: overlays that
+    /// have it keep it.
     pub(super) fn make_way(&self, key: &LayerKey) -> io::Result<()> {
         let kept = self.uncommitted_layers.kept.take(key);
         self.discard(&self.layout.layer(key)).inspect_err(|_| {
