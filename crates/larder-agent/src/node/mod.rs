@@ -15,6 +15,7 @@ pub(crate) mod cri_pins;
 mod dead_containers;
 pub(crate) mod event_log;
 pub(crate) mod health;
+mod lazy_layers;
 pub(crate) mod metrics;
 mod observability;
 mod open;

@@ -158,6 +158,8 @@ impl Daemon {
     pub async fn run(self) -> Result<(), Error> {
         let dashboard = self.dashboard();
         let Daemon { node, socket, metrics, mut note, mut signals } = self;
+        let program = std::env::current_exe().unwrap_or_default();
+        node.guard_reads(&program).await;
         let cannot = |error: io::Error| Error::failed(format!("cannot use the bound sockets: {error}"));
         let BoundSocket { listener, path, own } = socket;
         let listener = UnixListener::from_std(listener).map_err(cannot)?;
@@ -192,6 +194,7 @@ impl Daemon {
         drop(note);
         stop.send_replace(true);
         node.pulls.manager().stop();
+        node.end_guard_of_reads().await;
         tokio::select! {
             () = drain(serving, &connections, grace) => {}
             () = asked_to_stop(&mut signals.terminate, &mut signals.interrupt) => {
