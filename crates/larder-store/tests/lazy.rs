@@ -11,7 +11,7 @@ use larder::backend::ProgressReporter;
 use larder::reference::Reference;
 use larder::retention::Selector;
 use larder_registry::{RegistryClient, RegistryConfig};
-use larder_store::export::ExportRequest;
+use larder_store::export::{ExportError, ExportRequest};
 use larder_store::fsck::FsckOptions;
 use larder_store::lazy::{GroupKeeper, KeptGroup};
 use larder_store::mounts::MountOptions;
@@ -303,6 +303,9 @@ fn two_files(seed: u64) -> Vec<u8> {
         .finish()
 }
 
+/// Changes a table of contents.
+type Lie = fn(String) -> String;
+
 /// The fill in the background gets nothing.
 fn hold_background(registry: &FaultRegistry, fixture: &Fixture) {
     registry.fault(FaultTrigger::path(digest(&fixture.blob)).from(0), ResponseFault::StallAfter(0));
@@ -312,7 +315,6 @@ fn hold_background(registry: &FaultRegistry, fixture: &Fixture) {
 async fn a_table_that_lies_is_found_and_the_next_pull_is_in_full() {
     let Some(node) = LazyNode::new().await else { return };
     let registry = FaultRegistry::start();
-    type Lie = fn(String) -> String;
     let lies: [(&'static str, Lie); 3] = [
         ("mode", |table| table.replacen("\"mode\":420", "\"mode\":493", 1)),
         ("name", |table| table.replace("\"second\"", "\"other\"")),
@@ -393,6 +395,9 @@ async fn a_removed_image_is_not_filled_and_leaves_nothing() {
     let image = fixture.put(&registry);
     hold_background(&registry, &fixture);
     let pulled = node.pull(&image).await;
+    let export = ExportRequest { image: pulled.id.as_str().into(), name: None };
+    let refused = node.store().begin_export(&[export]);
+    assert!(matches!(refused, Err(ExportError::Incomplete { .. })), "{refused:?}");
     let removed = node.store().remove(pulled.id.as_str(), &RemoveOptions::default()).unwrap().unwrap();
     assert_eq!(removed.layers.len(), 1);
     assert!(node.store().filling_layers().is_empty());
@@ -475,7 +480,7 @@ fn a_lost_guard_is_reported_and_new_mounts_have_the_right_bytes() {
     registry.clear_faults();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let (node, before) = runtime.block_on(LazyNode::in_dir(dir, Arc::clone(&keeper), LONGEST_WAIT)).unwrap();
-    assert_eq!(before.lost, [pulled.id.clone()]);
+    assert_eq!(before.lost, std::slice::from_ref(&pulled.id));
     let mounted = node.mount(&pulled, "again");
     assert!(runtime.block_on(mounted.read(Path::new("first"))).unwrap() == fixture.files()[0].1);
     runtime.block_on(node.complete(&image));

@@ -27,6 +27,12 @@ pub enum ExportError {
         /// Its diff ID.
         layer: Digest,
     },
+    /// Data of a layer is missing: containers may start before it comes.
+    #[error("layer {layer} is incomplete")]
+    Incomplete {
+        /// Its diff ID.
+        layer: Digest,
+    },
     /// The archive of a layer cannot be written as it was.
     #[error("cannot write layer {layer} as it was pulled")]
     Layer {
@@ -91,6 +97,9 @@ impl ExportError {
                 Hint::from(
                     "copy the image from its registry instead: skopeo copy docker://NAME oci-archive:FILE",
                 )
+            }
+            ExportError::Incomplete { .. } => {
+                Hint::new().command(["complete", "IMAGE"]).text(" fetches the rest")
             }
             ExportError::Files(MergeError::TooManyLinks) => {
                 Hint::new().command(["mount", "IMAGE", "DIR"]).text(" shows the files")

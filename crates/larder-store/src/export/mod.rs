@@ -79,6 +79,9 @@ impl Store {
             if found.record().damaged {
                 return Err(ExportError::Damaged { layer: layer.diff_id.clone() });
             }
+            if found.record().partial.is_some() {
+                return Err(ExportError::Incomplete { layer: layer.diff_id.clone() });
+            }
             layers.push(found);
         }
         let config = self.blob(&record.id)?;

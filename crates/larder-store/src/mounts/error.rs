@@ -139,7 +139,7 @@ impl MountError {
                 .command(["load", "FILE"].map(str::to_owned)),
             MountError::Incomplete { .. } => {
                 Hint::from("a daemon that pulls lazily fills it, as the setting pull.lazy says; to complete it now, ")
-                    .command(["pull", "IMAGE"].map(str::to_owned))
+                    .command(["complete", "IMAGE"].map(str::to_owned))
             }
             MountError::Target { target, cause } if cause.kind() == io::ErrorKind::NotFound => {
                 format!("create the directory: mkdir -p {}", target.display()).into()
