@@ -98,10 +98,13 @@ fn mode(storage: &Storage, config: &Config) -> &'static str {
     }
 }
 
-/// Layers whose data comes while containers read them.
+/// Layers whose data comes while containers read them. `None` where no image is pulled so.
 async fn lazy_pulls(storage: &Storage, config: &Config) -> Option<api::LazyPullStatus> {
     let store = storage.store()?.store().clone();
-    let is_selected = !config.lazy.images.is_empty();
+    let (is_selected, fill) = (!config.lazy.images.is_empty(), storage.fill());
+    if !is_selected && fill.layers == 0 {
+        return None;
+    }
     let state = spawn_blocking({
         let store = store.clone();
         move || match store.check_guard() {
@@ -110,7 +113,6 @@ async fn lazy_pulls(storage: &Storage, config: &Config) -> Option<api::LazyPullS
             Err(error) => format!("not possible: {}", error_chain(&error)),
         }
     });
-    let fill = storage.fill();
     let count = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
     Some(api::LazyPullStatus {
         // It fails only when the runtime stops.
