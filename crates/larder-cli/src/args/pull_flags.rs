@@ -101,7 +101,6 @@ pub(crate) struct EnsureArgs {
 #[command(after_help = "Examples:
   larder pull busybox:1.36
   larder pull --wait models/small:1    also if its containers could start before
-  larder pull --quiet busybox:1.36     print the ID only
   echo $TOKEN | larder pull -u me --password-stdin registry.example/app:1
 
 Exit code: 0 all pulled, 1 some failed, 2 invalid input, 3 backend unreachable, 130 interrupted.")]

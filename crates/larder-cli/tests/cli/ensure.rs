@@ -111,7 +111,7 @@ fn json_has_images_events_bad_input_and_a_summary() {
             "image": "busybox:1.36", "policy": "IfNotPresent", "object": "pod/web", "namespace": "default",
             "container": "main", "field": "spec.containers{main}", "result": "Pulled", "reason": null, "message": null,
             "id": format!("sha256:{:064x}", 1), "sizeBytes": 4_261_550, "pullSeconds": 0.0, "totalSeconds": 0.0,
-            "retryInSeconds": null,
+            "missingBytes": null, "retryInSeconds": null,
         }])
     );
     assert_eq!(
@@ -178,11 +178,12 @@ fn pull_prints_the_outcome_of_each_image_as_json() {
             {
                 "image": "a:1", "result": "Pulled", "reason": null, "message": null,
                 "id": format!("sha256:{:064x}", 1), "sizeBytes": 4_261_550, "pullSeconds": 0.0, "totalSeconds": 0.0,
+                "missingBytes": null,
             },
             {
                 "image": "nowhere:1", "result": "Failed", "reason": "ErrImagePull",
                 "message": "rpc error: code = NotFound desc = failed to resolve nowhere:1: not found",
-                "id": null, "sizeBytes": null, "pullSeconds": null, "totalSeconds": null,
+                "id": null, "sizeBytes": null, "pullSeconds": null, "totalSeconds": null, "missingBytes": null,
             },
         ])
     );

@@ -97,11 +97,13 @@ fn images_as_json_have_one_entry_for_each_name() {
                 "digest": format!("sha256:{}", "a".repeat(64)),
                 "platform": null, "type": "image", "id": WEB, "sizeBytes": 77_900_000, "pinned": false,
                 "created": null, "lastUsed": null, "uniqueBytes": 77_900_000, "inUse": true, "hidden": false,
+                "missingBytes": null,
             },
             {
                 "repository": "docker.io/library/busybox", "tag": "1.36", "digest": null,
                 "platform": null, "type": "image", "id": BUSYBOX, "sizeBytes": 4_261_550, "pinned": false,
                 "created": null, "lastUsed": null, "uniqueBytes": 4_261_550, "inUse": false, "hidden": false,
+                "missingBytes": null,
             },
         ])
     );
