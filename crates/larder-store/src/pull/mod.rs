@@ -90,7 +90,7 @@ pub struct StorePullConfig {
 }
 
 /// Images whose containers may start before their layers are complete, in a store whose reads are
-/// [guarded](Store::guard_reads). Layers without a table of contents are pulled in full.
+/// [guarded](StorePuller::guard_reads). Layers without a table of contents are pulled in full.
 #[derive(Debug, Clone, Default)]
 pub struct LazyPulls {
     /// Which images, by name or digest.
