@@ -120,6 +120,7 @@ pub(crate) struct PullArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder complete models/small:1
+  larder complete web:1 api:2    several, one after the other
   larder images        HERE: how much is here of images that are not complete
 
 Exit code: 0 all complete, 1 some failed, 2 invalid input, 3 backend unreachable, 130 interrupted.")]
