@@ -30,6 +30,7 @@ mod killed_mounts;
 mod kills;
 #[cfg(feature = "kube")]
 mod kube;
+mod lazy;
 mod leases;
 mod lists;
 mod names;
