@@ -51,7 +51,7 @@ pub struct PullOptions {
     pub until: PullUntil,
 }
 
-/// What a pull waits for.
+/// State of the image at which a pull returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum PullUntil {
     /// Containers of the image can start. Data may come later, where the backend pulls the image so.

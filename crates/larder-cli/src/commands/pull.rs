@@ -31,14 +31,14 @@ use larder_agent::registry::UserCredentials;
 /// Which images a command pulls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PulledSet {
-    /// Those that the registry has under the names now.
+    /// Images that the registry has under the names now.
     Named(PullUntil),
-    /// What is missing of those that are present under the names.
+    /// Missing data of images that are present under the names.
     Present,
 }
 
 impl PulledSet {
-    /// What a pull waits for.
+    /// State of the image at which a pull returns.
     fn until(self) -> PullUntil {
         match self {
             PulledSet::Named(until) => until,

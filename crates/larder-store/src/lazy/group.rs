@@ -337,7 +337,7 @@ fn tempfile_in(dir: &Path) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(dir, flags, Mode::RUSR | Mode::WUSR)?)
 }
 
-/// What the event thread sends: no descriptors, which would be of the wrong table.
+/// Message of the event thread: no descriptors, which would be of the wrong table.
 #[derive(Debug)]
 struct ReadEvent {
     slot: usize,

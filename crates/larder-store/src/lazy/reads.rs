@@ -73,7 +73,7 @@ impl GuardedReads {
         self.state
     }
 
-    /// What may have been read wrongly is dealt with.
+    /// Notes that images which may have been read wrongly are dealt with.
     pub(crate) fn acknowledge_loss(&self) -> io::Result<()> {
         self.group.acknowledge_loss()
     }

@@ -104,7 +104,7 @@ pub(super) struct StagedLayer {
     pub(super) bytes: LayerBytes,
     /// The blob that was read.
     pub(super) blob: BlobSource,
-    /// What is missing, if its data comes later.
+    /// Missing data, if that comes later.
     pub(super) partial: Option<MissingData>,
 }
 

@@ -32,7 +32,7 @@ use crate::lazy::skeleton::{MissingData, write_skeleton};
 use crate::lazy::toc::{ChunkContent, TableOfContents, TocFormat, TocStep};
 use crate::store::error::StoreErrorContext as _;
 use crate::store::fetch_progress::FetchProgress;
-use crate::store::{IngestFile, LAYER_FILE, LayerHandle, LayerKey, LayerMetadata, StoreError, TransferLogin};
+use crate::store::{IngestFile, LAYER_FILE, LayerHandle, LayerKey, StoreError, TransferLogin};
 use crate::unpack::UnpackProgress;
 
 /// Ranges that are fetched at once for reads that wait.
@@ -54,7 +54,7 @@ pub(super) struct LayerFill {
     planned: PlannedLayer,
     format: TocFormat,
     ingest: IngestFile,
-    /// Those below it, lowest first.
+    /// Layers below it, lowest first.
     lowers: Vec<LayerHandle>,
     key: LayerKey,
     layer: Arc<PartialLayer>,
@@ -159,7 +159,7 @@ pub(super) struct PlacedPartial {
     pub(super) partial: MissingData,
     pub(super) planned: PlannedLayer,
     pub(super) ingest: IngestFile,
-    /// Those below it, lowest first.
+    /// Layers below it, lowest first.
     pub(super) lowers: Vec<LayerHandle>,
 }
 
@@ -285,13 +285,7 @@ impl LayerFill {
             let lowers = open_lowers(&lowers, lowers.len()).map_err(failed)?;
             let file = file.finish(&lowers, &Arc::<UnpackProgress>::default()).map_err(failed)?;
             drop(staging);
-            let facts = LayerMetadata {
-                diff_id: planned.diff_id.clone(),
-                digest: planned.descriptor.digest.clone(),
-                compressed_bytes: unpacked.compressed_bytes,
-                plain_bytes: unpacked.plain_bytes,
-                skipped_xattrs: unpacked.skipped_xattrs,
-            };
+            let facts = planned.metadata(&unpacked);
             Ok(store.complete_layer(&key, &layer, &facts, &file.file)?)
         };
         workers.worker().blocking(finish).await??;

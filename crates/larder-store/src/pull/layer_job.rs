@@ -37,8 +37,8 @@ use super::spans::merge_span;
 use crate::store::error::StoreErrorContext as _;
 use crate::store::fetch_progress::FetchProgress;
 use crate::store::{
-    ClaimOutcome, ClaimRequest, Claimed, LayerClaim, LayerHandle, LayerKey, LayerMetadata, LayerWait,
-    PartialSource, StoreError,
+    ClaimOutcome, ClaimRequest, Claimed, LayerClaim, LayerHandle, LayerKey, LayerWait, PartialSource,
+    StoreError,
 };
 use crate::unpack::{UnpackError, UnpackProgress, fits_lowers};
 
@@ -330,13 +330,7 @@ impl LayerJobs<'_> {
             let merged = open_lowers(&lowers, visible).map_err(failed)?;
             let file = file.finish(&merged, &progress).map_err(failed)?;
             let id = if file.depends_on_lowers { &planned.chain_id } else { &planned.diff_id };
-            let facts = LayerMetadata {
-                diff_id: planned.diff_id.clone(),
-                digest: planned.descriptor.digest.clone(),
-                compressed_bytes: unpacked.compressed_bytes,
-                plain_bytes: unpacked.plain_bytes,
-                skipped_xattrs: unpacked.skipped_xattrs,
-            };
+            let facts = planned.metadata(&unpacked);
             let key = LayerKey::from(id);
             if let (Some(partial), LayerBytes::Ingest(ingest)) = (partial, &bytes) {
                 let source = PartialSource {

@@ -2,8 +2,8 @@
 
 use larder::reference::Digest;
 
-use crate::store::{ClaimOutcome, CommitArtifact, CommitLayer, LayerHandle, LayerKey};
-use crate::unpack::ExpectedLayer;
+use crate::store::{ClaimOutcome, CommitArtifact, CommitLayer, LayerHandle, LayerKey, LayerMetadata};
+use crate::unpack::{ExpectedLayer, UnpackedLayer};
 use larder_registry::ImageDocuments;
 use larder_registry::manifest::{ArtifactFile, Descriptor, ImageConfig, ImageManifest, ResolvedArtifact};
 
@@ -33,6 +33,17 @@ impl PlannedLayer {
     pub(super) fn expected(&self) -> ExpectedLayer<'_> {
         let Descriptor { digest, size, .. } = &self.descriptor;
         ExpectedLayer { digest: Some(digest), size: Some(*size), diff_id: &self.diff_id }
+    }
+
+    /// Facts about the layer once it is unpacked.
+    pub(super) fn metadata(&self, unpacked: &UnpackedLayer) -> LayerMetadata {
+        LayerMetadata {
+            diff_id: self.diff_id.clone(),
+            digest: self.descriptor.digest.clone(),
+            compressed_bytes: unpacked.compressed_bytes,
+            plain_bytes: unpacked.plain_bytes,
+            skipped_xattrs: unpacked.skipped_xattrs,
+        }
     }
 
     /// Returns true if this layer of the store fits on the layers below, whatever they are.

@@ -51,7 +51,7 @@ fn systemd_finds_nothing_wrong_with_the_units() {
     assert_eq!(said, Ok(()));
 }
 
-/// What systemd finds wrong with this service, and with the socket.
+/// Has systemd verify this service, and the socket. Fails with what it says.
 fn verify_units(service: &str) -> Result<(), String> {
     let dir = tempfile::tempdir().unwrap();
     fs_err::write(dir.path().join("larder.service"), service).unwrap();
