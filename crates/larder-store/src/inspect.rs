@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use larder::backend::ImageDetails;
+use larder::backend::{Image, ImageDetails};
 use larder::reference::{Digest, ImageName};
 use larder_registry::manifest::{
     ArtifactFile, ArtifactLayer, ArtifactManifest, Descriptor, ImageConfig, ImageManifest, ManifestError,
@@ -25,7 +25,8 @@ pub(crate) fn image_details(
     name: &ImageName,
 ) -> Result<Option<ImageDetails>, StoreError> {
     let Some(record) = store.image(name)? else { return Ok(None) };
-    let mut details = ImageDetails { image: store.to_image(&record), ..ImageDetails::default() };
+    let image = Image { fill: store.image_fill(&record.id)?, ..store.to_image(&record) };
+    let mut details = ImageDetails { image, ..ImageDetails::default() };
     let mut add = |key: &str, text: String| details.info.insert(key.to_owned(), text);
     if let Some(config) = store.blob(&record.id)? {
         if let Ok(parsed) = ImageConfig::parse(&config) {

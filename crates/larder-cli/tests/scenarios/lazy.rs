@@ -75,6 +75,8 @@ fn readers_wait_for_a_killed_daemon_and_get_the_right_bytes() {
     registry.fault(ranges, ResponseFault::StallAfter(0));
     let pulled = larder(home, &["pull", &image]).expect(0);
     assert!((pulled.stdout + &pulled.stderr).contains("startable: "), "it returns before all is here");
+    let inspected = larder(home, &["inspect", &image]).expect(0).stdout;
+    assert!(inspected.contains("\"missingBytes\": "), "`complete` asks for it: {inspected}");
     let target = home.join("mnt");
     fs_err::create_dir(&target).unwrap();
     larder(home, &["mount", &image, &target.display().to_string()]).expect(0);

@@ -54,18 +54,14 @@ impl Store {
         ImageListing::from(image).into_image()
     }
 
-    /// Notes in lists of images what is missing of them.
-    fn with_fills(
-        &self,
-        reader: &DbReadTransaction,
-        mut images: Vec<backend::Image>,
-    ) -> DbResult<Vec<backend::Image>> {
+    /// What is missing of the images that are not complete, by their ids.
+    fn fills(&self, reader: &DbReadTransaction) -> DbResult<HashMap<String, backend::ImageFill>> {
+        let mut fills: HashMap<String, backend::ImageFill> = HashMap::new();
         let incomplete = reader.endings(LEASES, &PartialSource::lease_id_start())?;
         if incomplete.is_empty() {
-            return Ok(images);
+            return Ok(fills);
         }
         let filling: HashMap<_, _> = self.filling_layers().into_iter().collect();
-        let mut fills: HashMap<String, backend::ImageFill> = HashMap::new();
         for key in incomplete {
             let Some(layer) =
                 reader.get::<LayerRecord>(LAYERS, &key)?.filter(|layer| layer.partial.is_some())
@@ -80,6 +76,21 @@ impl Store {
                 fill.waiting_reads += progress.waiting as u64;
             }
         }
+        Ok(fills)
+    }
+
+    /// What is missing of an image; `None` if it is complete.
+    pub(crate) fn image_fill(&self, id: &Digest) -> Result<Option<backend::ImageFill>, StoreError> {
+        self.0.db.read("look up an image", |reader| Ok(self.fills(reader)?.remove(id.as_str())))
+    }
+
+    /// Notes in lists of images what is missing of them.
+    fn with_fills(
+        &self,
+        reader: &DbReadTransaction,
+        mut images: Vec<backend::Image>,
+    ) -> DbResult<Vec<backend::Image>> {
+        let fills = self.fills(reader)?;
         for image in &mut images {
             image.fill = fills.get(image.id.as_str()).copied();
         }
