@@ -168,6 +168,7 @@ impl Backend for StoreBackend {
         if let Some(attached) = &self.attached {
             attached.after_commit(&ImageName::from(id.as_str())).await?;
         }
+        self.store().expect_start();
         Ok(id.into())
     }
 

@@ -13,6 +13,7 @@ pub(crate) mod journal;
 mod keeper;
 pub(crate) mod partial_layer;
 mod partial_layers;
+pub(crate) mod read_demand;
 pub(crate) mod reads;
 pub(crate) mod skeleton;
 pub(crate) mod toc;

@@ -6,6 +6,7 @@
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
 
@@ -14,6 +15,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
+use super::read_demand::{DemandedRead, ReadDemand};
 use super::skeleton::PlacedChunk;
 use super::toc::ChunkContent;
 use crate::unpack::{ContentDiffers, UnfilledLayer};
@@ -42,6 +44,8 @@ pub(crate) struct PartialLayer {
     /// Chunks that are not there from the start, by offset.
     chunks: Vec<PlacedChunk>,
     demand: mpsc::UnboundedSender<usize>,
+    /// The reads that wait, of all layers of the store.
+    reads: Arc<ReadDemand>,
     state: Mutex<PartialState>,
     /// `Some(true)` once it is complete, `Some(false)` once it is no longer filled.
     end: watch::Sender<Option<bool>>,
@@ -65,6 +69,8 @@ struct WaitingRead {
     reader: Box<dyn WaitingReader>,
     chunks: Range<usize>,
     since: Instant,
+    /// The background gives way to it.
+    _demanded: DemandedRead,
 }
 
 /// How much is there of a layer that is being filled.
@@ -90,6 +96,7 @@ impl PartialLayer {
         filesystem_bytes: u64,
         chunks: Vec<PlacedChunk>,
         demand: mpsc::UnboundedSender<usize>,
+        reads: Arc<ReadDemand>,
     ) -> PartialLayer {
         let state = PartialState {
             filled: vec![false; chunks.len()],
@@ -97,7 +104,7 @@ impl PartialLayer {
             ..PartialState::default()
         };
         let (state, end) = (Mutex::new(state), watch::Sender::new(None));
-        PartialLayer { file, filesystem_bytes, chunks, demand, state, end }
+        PartialLayer { file, filesystem_bytes, chunks, demand, reads, state, end }
     }
 
     fn state(&self) -> MutexGuard<'_, PartialState> {
@@ -144,7 +151,7 @@ impl PartialLayer {
                 let _ = self.demand.send(chunk);
             }
         }
-        state.waiting.push(WaitingRead { reader, chunks, since: now });
+        state.waiting.push(WaitingRead { reader, chunks, since: now, _demanded: self.reads.begin() });
     }
 
     /// Requests a chunk again that did not come, if reads wait for it; else the next read requests it.

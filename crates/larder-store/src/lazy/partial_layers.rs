@@ -5,8 +5,10 @@ use std::io;
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, MutexGuard};
+use tokio::time::Instant;
 
 use super::partial_layer::{FillProgress, PartialLayer};
+use super::read_demand::ReadDemand;
 use super::reads::GuardedReads;
 use crate::store::LayerKey;
 
@@ -18,6 +20,7 @@ pub(crate) type StartFill = Box<dyn FnOnce() + Send>;
 pub(crate) struct PartialLayers {
     reads: OnceLock<Arc<GuardedReads>>,
     layers: Mutex<HashMap<LayerKey, FillingLayer>>,
+    demand: Arc<ReadDemand>,
 }
 
 struct FillingLayer {
@@ -56,6 +59,11 @@ impl PartialLayers {
         self.reads.get()
     }
 
+    /// The reads that wait for data.
+    pub(crate) fn demand(&self) -> &Arc<ReadDemand> {
+        &self.demand
+    }
+
     /// Guards a layer, which nothing has mounted. `start` runs once an image has it.
     pub(crate) fn begin(&self, key: LayerKey, layer: Arc<PartialLayer>, start: StartFill) -> io::Result<()> {
         let reads = self.reads.get().ok_or(io::ErrorKind::Unsupported)?;
@@ -71,6 +79,7 @@ impl PartialLayers {
     pub(crate) fn start(&self, key: &LayerKey) {
         let start = self.lock().get_mut(key).and_then(|filling| filling.start.take());
         if let Some(start) = start {
+            self.demand.expect_end_of_pull(Instant::now());
             start();
         }
     }

@@ -35,7 +35,7 @@ use crate::unpack::{
     FilePlace, LayerDownload, PendingLayer, UnfilledLayer, UnpackOptions, UnpackProgress, UnpackedLayer,
     unpack_file, unpack_layer,
 };
-use larder_registry::{BlobSink, ByteRanges, FetchNotice, RepositorySession, fetch_blob};
+use larder_registry::{BlobError, BlobSink, ByteRanges, FetchNotice, RepositorySession, fetch_blob};
 
 /// Retry interval for a blob that another pull of this process downloads.
 const BUSY_RETRY: Duration = Duration::from_millis(100);
@@ -269,9 +269,8 @@ impl LayerFetch {
         let unpacking = unpack_span(&self.planned).in_scope(|| {
             self.start_unpacking(LayerBytes::Ingest(ingest.clone()), UnpackOptions { download, ..options })
         });
-        let present: ByteRanges = ingest.present().into_iter().collect();
         let sink = IngestSink { ingest: ingest.clone(), reserve, _worker: self.worker.clone() };
-        let fetching = fetch_blob(session, &self.planned.descriptor, &present, Arc::new(sink));
+        let fetching = self.fetch_missing(session, Arc::new(sink));
         tokio::pin!(unpacking, fetching);
         let fetched = tokio::select! {
             // The unpacking ends first only when it fails, or when all the bytes were here already.
@@ -287,6 +286,29 @@ impl LayerFetch {
                 ingest.stop(GIVEN_UP, "the fetch failed");
                 let _ = unpacking.await; // it ends at once and removes its directory
                 Err(error.into())
+            }
+        }
+    }
+
+    /// Fetches what is missing of the blob. The fetch of a layer that is in use already gives way to reads that wait for
+    /// data: its connections close, since what is under way there would come first.
+    async fn fetch_missing(
+        &self,
+        session: &RepositorySession,
+        sink: Arc<IngestSink>,
+    ) -> Result<(), BlobError> {
+        let demand = self.puller.store.0.partials.demand();
+        loop {
+            if self.into.is_some() {
+                self.progress.set_queued(true, Instant::now());
+                demand.quiet().await;
+                self.progress.set_queued(false, Instant::now());
+            }
+            let present: ByteRanges = sink.ingest.present().into_iter().collect();
+            let fetch = fetch_blob(session, &self.planned.descriptor, &present, Arc::clone(&sink) as _);
+            tokio::select! {
+                fetched = fetch => return fetched,
+                () = demand.wanted(), if self.into.is_some() => {}
             }
         }
     }

@@ -183,7 +183,8 @@ impl StorePuller {
         let PlacedPartial { key, file, filesystem_bytes, partial, planned, ingest, lowers } = placed;
         let MissingData { format, chunks } = partial;
         let (demand, demanded) = mpsc::unbounded_channel();
-        let layer = Arc::new(PartialLayer::new(file, filesystem_bytes, chunks, demand));
+        let reads = Arc::clone(self.store.0.partials.demand());
+        let layer = Arc::new(PartialLayer::new(file, filesystem_bytes, chunks, demand, reads));
         let fill = LayerFill {
             puller: self.clone(),
             session: session.clone(),
@@ -327,15 +328,20 @@ impl LayerFill {
         let bytes = fetch_range(&self.session, &self.planned.descriptor, range.clone()).await;
         let bytes = bytes.map_err(|error: BlobError| larder::error_chain(&error))?;
         let (layer, compression) = (Arc::clone(&self.layer), self.format.compression());
+        let ingest = self.ingest.clone();
         let write = move || -> Result<(), String> {
             for number in chunks {
                 let chunk = &layer.chunk(number).chunk;
                 let ChunkContent::Compressed(compressed) = &chunk.content else { continue };
                 let at = |offset: u64| usize::try_from(offset - range.start).unwrap_or(usize::MAX);
-                let bytes = &bytes[at(compressed.blob.start)..at(compressed.blob.end)];
-                let plain = compressed.decompress(compression, chunk.size, bytes);
+                let piece = &bytes[at(compressed.blob.start)..at(compressed.blob.end)];
+                let plain = compressed.decompress(compression, chunk.size, piece);
                 let plain = plain.map_err(|error| larder::error_chain(&error))?;
                 layer.write_chunk(number, &plain).map_err(|error| error.to_string())?;
+            }
+            // The background does not fetch them again, if it has not ended.
+            if let Err(error) = ingest.write_at(&bytes, range.start) {
+                tracing::debug!(%error, "bytes of a layer are fetched twice");
             }
             Ok(())
         };

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder::reference::Digest;
+use tokio::time::Instant;
 
 use super::db::{DbRead as _, DbReadTransaction, LAYERS, LEASES};
 use super::error::{StoreError, StoreErrorContext as _};
@@ -60,6 +61,11 @@ impl Store {
             Some(reads) if self.partial_layers()?.is_empty() => reads.end().context("end the guard of reads"),
             _ => Ok(()),
         }
+    }
+
+    /// A pull has ended: the fill of layers gives way to the start of a container.
+    pub(crate) fn expect_start(&self) {
+        self.0.partials.demand().expect_start(Instant::now());
     }
 
     /// Path of a layer's file.
