@@ -99,22 +99,22 @@ class Registry:
     USER, PASSWORD = 'reader', 'correct-horse'
     PASSWORD_HASH = '$2b$05$abcdefghijklmnopqrstuuZ0Fx87Pb/Aqb0E90lfvCwzXnaFKUHpS'  # bcrypt, the only one that docker-registry knows
 
-    def __init__(self, work, name, private=False, storage=None):
-        self.port, self.private = free_port(), private
-        config = {'version': 0.1, 'log': {'level': 'info'}, 'http': {'addr': f'127.0.0.1:{self.port}'},
+    def __init__(self, work, name, private=False, storage=None, link=None):
+        self.port, self.private, self.host = free_port(), private, link.there if link else '127.0.0.1'
+        config = {'version': 0.1, 'log': {'level': 'info'}, 'http': {'addr': f'{"" if link else self.host}:{self.port}'},
                   'storage': {'filesystem': {'rootdirectory': str(storage or work / name)}}}
         if private:
             password = work / 'htpasswd'
             password.write_text(f'{self.USER}:{self.PASSWORD_HASH}\n')
             config['auth'] = {'htpasswd': {'realm': 'suite', 'path': str(password)}}
         (work / f'{name}.yml').write_text(json.dumps(config))
-        self.server = Server(work, name, 'docker-registry', 'serve', work / f'{name}.yml')
-        wait_for(name, lambda: socket.create_connection(('127.0.0.1', self.port)))
+        self.server = Server(work, name, *(link.command if link else ()), 'docker-registry', 'serve', work / f'{name}.yml')
+        wait_for(name, lambda: socket.create_connection((self.host, self.port)))
 
     def call(self, method, location, data=b'', **headers):
         if self.private:
             headers['Authorization'] = 'Basic ' + base64.b64encode(f'{self.USER}:{self.PASSWORD}'.encode()).decode()
-        url = location if location.startswith('http') else f'http://127.0.0.1:{self.port}{location}'
+        url = location if location.startswith('http') else f'http://{self.host}:{self.port}{location}'
         return urllib.request.urlopen(urllib.request.Request(url, data, headers, method=method))
 
     def blob(self, repository, content):
@@ -155,9 +155,37 @@ class Registry:
         return [(digest, agent.split('/')[0]) for digest, agent in fetched]
 
 
-def write_hosts(directory, port):
+class Link:
+    """A network namespace for a registry, behind a link of 1 Gbit/s, and a proxy there that delays its answers by 5 ms."""
+
+    HERE = '10.231.7.1'
+    there = '10.231.7.2'
+
+    def __init__(self, work, stack):
+        self.work, name = work, f'larder{os.getpid()}'
+        self.command = ('ip', 'netns', 'exec', name)
+        run('ip', 'netns', 'add', name)
+        stack.callback(run, 'ip', 'netns', 'del', name)
+        run('ip', 'link', 'add', name, 'type', 'veth', 'peer', 'name', 'registry', 'netns', name)
+        run('ip', 'address', 'add', f'{self.HERE}/24', 'dev', name)
+        run(*self.command, 'ip', 'address', 'add', f'{self.there}/24', 'dev', 'registry')
+        for command, device in ((), name), (self.command, 'registry'):
+            run(*command, 'tc', 'qdisc', 'add', 'dev', device, 'root', 'tbf', 'rate', '1gbit', 'burst', '256kb', 'latency', '50ms')
+            run(*command, 'ip', 'link', 'set', device, 'up')
+        run(*self.command, 'ip', 'link', 'set', 'lo', 'up')
+
+    def delayed(self, registry):
+        """The port of the proxy of a registry."""
+        port = free_port()
+        proxy = Path(__file__).with_name('delay_proxy.py')
+        Server(self.work, 'delay', *self.command, proxy, self.there, port, registry.port, '5')
+        wait_for('the proxy', lambda: socket.create_connection((self.there, port)))
+        return port
+
+
+def write_hosts(directory, port, host='127.0.0.1'):
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / 'hosts.toml').write_text(f'[host."http://127.0.0.1:{port}"]\ncapabilities = ["pull", "resolve"]\n')
+    (directory / 'hosts.toml').write_text(f'[host."http://{host}:{port}"]\ncapabilities = ["pull", "resolve"]\n')
 
 
 def unmount_below(directory):
