@@ -60,11 +60,12 @@ impl OpenStore {
 
     fn lower_of(&self, layer: &LayerHandle, table: &MountTable) -> Result<Option<PathBuf>, MountError> {
         let target = self.layout.lower(layer.key());
-        if table.has_layer(&target) {
-            return Ok(Some(target));
-        }
+        // Also where it is mounted: what guarded that mount may have been killed.
         if layer.record().partial.is_some() && !self.is_guarded(layer.key())? {
             return Err(MountError::Incomplete { key: layer.key().clone() });
+        }
+        if table.has_layer(&target) {
+            return Ok(Some(target));
         }
         let failed = |cause| MountError::Layer { key: layer.key().clone(), cause };
         if let Some(mount) = self.mount_layer(layer.path()).map_err(failed)? {
