@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use larder::backend::ProgressReporter;
+use larder::gc::{ClockReading, ReclaimTrigger};
 use larder::reference::Reference;
 use larder::retention::Selector;
 use larder_registry::{RegistryClient, RegistryConfig};
@@ -401,6 +402,14 @@ async fn a_removed_image_is_not_filled_and_leaves_nothing() {
     let removed = node.store().remove(pulled.id.as_str(), &RemoveOptions::default()).unwrap().unwrap();
     assert_eq!(removed.layers.len(), 1);
     assert!(node.store().filling_layers().is_empty());
+    let reclaimed = async {
+        while node.store().reclaim(ReclaimTrigger::Request, &ClockReading::now()).freed.downloads.inodes == 0
+        {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(LONGEST_WAIT, reclaimed).await.expect("what came of the blob goes, too");
+    assert_eq!(node.store().leases(&ClockReading::now()).unwrap(), []);
     node.store().empty_trash().unwrap();
     registry.clear_faults();
     let again = node.pull(&image).await;

@@ -23,7 +23,9 @@ use super::handle::{OpenStore, Store};
 use super::layer_check::check_layer_file;
 use super::layers::LayerHandle;
 use super::listing::put_image;
-use super::records::{ImageLayer, ImageRecord, LayerKey, LayerRecord, LeaseRecord, UnpackRatio, seconds};
+use super::records::{
+    ImageLayer, ImageRecord, LayerKey, LayerRecord, LeaseRecord, PartialSource, UnpackRatio, seconds,
+};
 use super::references::ReferencedItem;
 use super::sync_descriptor::{SyncDescriptor, sync_each};
 use super::transfers::put_transfers;
@@ -246,9 +248,10 @@ impl OpenStore {
             if let Some(record) = records.get(key).filter(|_| layer.is_uncommitted()) {
                 writer.put(LAYERS, key.as_str(), record)?;
                 put_transfers(writer, key, &layer.transfers())?;
-                if let Some(partial) = &record.partial {
-                    let lease = partial.lease(key);
-                    writer.put(LEASES, &lease.id, &lease)?;
+                let lease = PartialSource::lease_id(key);
+                match &record.partial {
+                    Some(partial) => writer.put(LEASES, &lease, &partial.lease(key))?,
+                    None => writer.delete(LEASES, &lease)?,
                 }
                 if before.is_some() {
                     // It was damaged and is back: preloaded images that waited for it may be whole again.

@@ -42,8 +42,11 @@ impl ReclaimRule {
         self.trigger != ReclaimTrigger::Schedule
     }
 
-    /// Whether a lease still retains what it names.
+    /// Whether a lease still retains what it names. That of an incomplete layer ends with the layer, or its completion.
     fn is_in_force(&self, lease: &LeaseRecord, is_in_flight: impl Fn(&IngestId) -> bool) -> bool {
+        if lease.is_of_fill() {
+            return true;
+        }
         let has_expired = lease.left(&self.now).is_zero();
         lease.leased.ingests.iter().any(is_in_flight) || !(has_expired || self.needs_space())
     }

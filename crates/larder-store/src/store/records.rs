@@ -272,6 +272,11 @@ impl LeaseRecord {
         LeaseRecord { id: id.into(), leased, granted_at, seconds: time.as_secs() }
     }
 
+    /// Whether it is that of an incomplete layer.
+    pub(super) fn is_of_fill(&self) -> bool {
+        self.id.starts_with(&PartialSource::lease_id_start())
+    }
+
     /// Time until it expires, at most the granted time; zero once it has expired.
     pub fn left(&self, now: &ClockReading) -> Duration {
         Duration::from_secs(self.seconds).saturating_sub(self.granted_at.age(now))

@@ -17,7 +17,7 @@ use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::{OpenStore, Store};
 use super::images::find;
 use super::names::delete_names;
-use super::records::{ImageRecord, LayerKey, LayerRecord, LeaseRecord, MountRecord};
+use super::records::{ImageRecord, LayerKey, LayerRecord, LeaseRecord, MountRecord, PartialSource};
 use super::references::{ReferenceCounts, ReferencedItem};
 use super::snapshot_records::each_snapshot_layer;
 use super::usage::taken;
@@ -231,6 +231,7 @@ impl FreedContent {
         }
         writer.delete(LAYERS, key.as_str())?;
         writer.delete(TRANSFERS, key.as_str())?;
+        writer.delete(LEASES, &PartialSource::lease_id(key))?;
         self.layers.push(key.clone());
         Ok(())
     }
