@@ -501,3 +501,35 @@ fn a_lost_guard_is_reported_and_new_mounts_have_the_right_bytes() {
     runtime.block_on(node.complete(&image));
     node.store().umount(&target).unwrap();
 }
+
+#[test]
+fn what_has_come_is_read_after_a_restart_without_the_registry() {
+    let keeper = Arc::<KeepHere>::default();
+    let (registry, fixture) = (FaultRegistry::start(), Fixture::made("app", &two_files(1)));
+    let image = fixture.put(&registry);
+    hold_background(&registry, &fixture);
+    let dir = tempfile::tempdir().unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let first = runtime.block_on(LazyNode::in_dir(dir, Arc::clone(&keeper), LONGEST_WAIT));
+    let Some((node, _)) = first else { return };
+    let pulled = runtime.block_on(node.pull(&image));
+    let mounted = node.mount(&pulled, "app");
+    assert!(runtime.block_on(mounted.read(Path::new("first"))).unwrap() == fixture.files()[0].1);
+    drop(mounted);
+    let LazyNode { dir, puller } = node;
+    drop(puller);
+    runtime.shutdown_timeout(LONGEST_WAIT);
+
+    registry.fault(FaultTrigger::path("/"), ResponseFault::Hangup);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let (node, before) = runtime.block_on(LazyNode::in_dir(dir, keeper, LONGEST_WAIT)).unwrap();
+    assert_eq!(before, GuardedBefore { layers: 1, lost: Vec::new() });
+    let reclaimed = node.store().reclaim(ReclaimTrigger::Pressure, &ClockReading::now());
+    assert!(reclaimed.error.is_none(), "{reclaimed:?}");
+    let summary = node.store().image_summary(pulled.id.as_str()).unwrap().unwrap();
+    assert!(summary.fill.is_some(), "it is incomplete still");
+    let mounted = node.mount(&pulled, "again");
+    assert!(runtime.block_on(mounted.read(Path::new("first"))).unwrap() == fixture.files()[0].1);
+    registry.clear_faults();
+    runtime.block_on(node.complete(&image));
+}

@@ -11,6 +11,8 @@ use std::time::Duration;
 use std::{fmt, io};
 
 use parking_lot::{Mutex, MutexGuard};
+use rustix::fs::SeekFrom;
+use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
@@ -206,6 +208,42 @@ impl PartialLayer {
         }
         self.check_alive()?;
         self.file.write_all_at(bytes, chunk.offset)?;
+        self.note_filled(number);
+        Ok(())
+    }
+
+    /// Notes those of successive chunks as filled that an earlier process has written, up to one that is missing.
+    /// Returns how many there are.
+    pub(crate) fn find_filled(&self, chunks: Range<usize>) -> io::Result<usize> {
+        for number in chunks.clone() {
+            if self.is_filled(number) {
+                continue;
+            }
+            if !self.is_written(number)? {
+                return Ok(number - chunks.start);
+            }
+            self.note_filled(number);
+        }
+        Ok(chunks.len())
+    }
+
+    /// Whether the file has the bytes of a chunk, by their digest.
+    fn is_written(&self, number: usize) -> io::Result<bool> {
+        let PlacedChunk { offset, chunk } = self.chunk(number);
+        let ChunkContent::Compressed(compressed) = &chunk.content else { return Ok(true) };
+        match rustix::fs::seek(&self.file, SeekFrom::Data(*offset)) {
+            Ok(data) if data < offset + chunk.size => {}
+            Ok(_) | Err(Errno::NXIO) => return Ok(false),
+            Err(errno) => return Err(errno.into()),
+        }
+        let mut bytes = vec![0; usize::try_from(chunk.size).unwrap_or(usize::MAX)];
+        self.file.read_exact_at(&mut bytes, *offset)?;
+        Ok(Sha256::digest(&bytes)[..] == compressed.sha256)
+    }
+
+    /// Notes a chunk that is there, and lets the reads go on that waited for no other.
+    fn note_filled(&self, number: usize) {
+        let chunk = &self.chunks[number];
         let mut state = self.state();
         if !std::mem::replace(&mut state.filled[number], true) {
             state.filled_bytes += chunk.chunk.size;
@@ -219,7 +257,6 @@ impl PartialLayer {
         for read in done {
             read.reader.allow();
         }
-        Ok(())
     }
 
     fn check_alive(&self) -> io::Result<()> {

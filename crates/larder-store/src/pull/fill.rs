@@ -142,7 +142,10 @@ impl TableFetch<'_> {
         }
         let bytes = fetch_range(self.session, &self.planned.descriptor, range.clone()).await;
         let (ingest, bytes) = (self.ingest.clone(), bytes.map_err(in_words)?);
-        let write = move || ingest.write_at(&bytes, range.start).map(|()| bytes);
+        let write = move || {
+            ingest.write_at(&bytes, range.start)?;
+            ingest.note().map(|()| bytes)
+        };
         blocking(write).await.map_err(in_words)?.map_err(in_words)
     }
 }
@@ -324,6 +327,9 @@ impl LayerFill {
     }
 
     async fn try_fetch(&self, chunks: Range<usize>) -> Result<(), String> {
+        let (layer, wanted) = (Arc::clone(&self.layer), chunks.clone());
+        let found = blocking(move || layer.find_filled(wanted)).await.map_err(in_words)?;
+        let chunks = chunks.start + found.map_err(|error| error.to_string())?..chunks.end;
         let Some(range) = blob_range(&self.layer, chunks.clone()) else { return Ok(()) };
         let bytes = fetch_range(&self.session, &self.planned.descriptor, range.clone()).await;
         let bytes = bytes.map_err(|error: BlobError| larder::error_chain(&error))?;

@@ -170,6 +170,11 @@ impl IngestFile {
         Ok(())
     }
 
+    /// Notes what was written, however little: the next process has it, unless the machine crashes.
+    pub(crate) fn note(&self) -> Result<(), StoreError> {
+        self.0.note(false).context("write a blob")
+    }
+
     /// The extents that were written, in order.
     pub fn present(&self) -> Vec<Range<u64>> {
         self.0.state().present.ranges().collect()
