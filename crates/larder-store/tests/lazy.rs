@@ -24,6 +24,7 @@ use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, ResponseFault,
 use parking_lot::Mutex;
 use serde_json::json;
 use tempfile::TempDir;
+use tokio::time::Instant;
 
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const LONGEST_WAIT: Duration = Duration::from_secs(20);
@@ -367,7 +368,7 @@ async fn wrong_bytes_reach_no_reader() {
 #[tokio::test(flavor = "multi_thread")]
 async fn reads_fail_in_time_without_a_registry_and_succeed_with_it() {
     let dir = tempfile::tempdir().unwrap();
-    let wait = Duration::from_millis(300);
+    let wait = Duration::from_secs(2);
     let Some((node, _)) = LazyNode::in_dir(dir, Arc::default(), wait).await else { return };
     let (registry, fixture) = (FaultRegistry::start(), Fixture::made("app", &two_files(1)));
     let image = fixture.put(&registry);
@@ -375,8 +376,11 @@ async fn reads_fail_in_time_without_a_registry_and_succeed_with_it() {
     let pulled = node.pull(&image).await;
     let mounted = node.mount(&pulled, "app");
     registry.fault(FaultTrigger::path("/"), ResponseFault::Hangup);
+    let began = Instant::now();
     let failed = mounted.read(Path::new("first")).await.unwrap_err();
     assert!(failed.to_string().contains("Input/output error"), "{failed}");
+    // Expired reads are looked for once a second.
+    assert!(began.elapsed() < Duration::from_millis(3800), "{:?}: it does not wait twice", began.elapsed());
     registry.clear_faults();
     let until_read = async {
         loop {

@@ -24,6 +24,9 @@ use crate::unpack::{ContentDiffers, UnfilledLayer};
 
 /// Bytes that are compared at once.
 const BUFFER: usize = 128 << 10;
+/// How long a reader whose read has failed does not wait again for the same data: EROFS reads page by page what it
+/// could not read at once.
+const FAILED_FOR: Duration = Duration::from_secs(1);
 /// The first block: the writer writes it last.
 const FIRST_BLOCK: u64 = 4096;
 
@@ -59,10 +62,24 @@ struct PartialState {
     filled_bytes: u64,
     requested: Vec<bool>,
     waiting: Vec<WaitingRead>,
+    /// Reads that have failed lately: process, chunks, and when.
+    failed: Vec<(i32, Range<usize>, Instant)>,
     /// Bytes of the chunk that the unpacking is at.
     current: Vec<u8>,
     /// No data comes any more: it was removed, or is no longer what the image needs.
     ended: bool,
+}
+
+impl PartialState {
+    /// Whether this process has just failed to read some of these chunks.
+    fn has_failed(&self, process: i32, chunks: &Range<usize>, now: Instant) -> bool {
+        self.failed.iter().any(|(failed, of, at)| {
+            // Without a number it may be any process.
+            let is_same =
+                *failed == process && process != 0 && of.start < chunks.end && chunks.start < of.end;
+            is_same && now.duration_since(*at) < FAILED_FOR
+        })
+    }
 }
 
 /// A read that waits for chunks.
@@ -143,7 +160,7 @@ impl PartialLayer {
             drop(state);
             return reader.allow();
         }
-        if state.ended {
+        if state.ended || state.has_failed(reader.process(), &chunks, now) {
             return;
         }
         for chunk in chunks.clone() {
@@ -186,6 +203,11 @@ impl PartialLayer {
     /// Fails reads that have waited for `longest`. Returns the processes that read.
     pub(crate) fn expire(&self, now: Instant, longest: Duration) -> Vec<i32> {
         let expired = self.take_waiting(|read| now.duration_since(read.since) >= longest);
+        let failed = expired.iter().map(|read| (read.reader.process(), read.chunks.clone(), now));
+        let mut state = self.state();
+        state.failed.retain(|(.., at)| now.duration_since(*at) < FAILED_FOR);
+        state.failed.extend(failed);
+        drop(state);
         expired.iter().map(|read| read.reader.process()).collect()
     }
 
