@@ -105,12 +105,13 @@ async fn lazy_pulls(storage: &Storage, config: &Config) -> Option<api::LazyPullS
     if !is_selected && fill.layers == 0 {
         return None;
     }
-    let state = spawn_blocking({
-        let store = store.clone();
-        move || match store.check_guard() {
+    let unguarded = storage.unguarded().map(str::to_owned);
+    let state = spawn_blocking(move || {
+        let failed = unguarded.map_or_else(|| store.check_guard().map_err(|error| error_chain(&error)), Err);
+        match failed {
             Ok(()) if is_selected => "ready".to_owned(),
             Ok(()) => "off (no image is selected)".to_owned(),
-            Err(error) => format!("not possible: {}", error_chain(&error)),
+            Err(reason) => format!("not possible: {reason}"),
         }
     });
     let count = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);

@@ -37,6 +37,7 @@ impl Node {
                     reason,
                     "layers cannot be read before they are complete: images are pulled in full"
                 );
+                self.storage.note_unguarded(reason);
             }
         }
     }

@@ -48,6 +48,22 @@ fn serve(home: &Path) -> LarderProcess {
     daemon
 }
 
+fn write_config(home: &Path) {
+    let config = "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\n\
+                  pull:\n  lazy:\n    images:\n    - name: \"*\"\n    minimumSize: 1KB\n";
+    fs_err::write(home.join("config.yaml"), config).unwrap();
+}
+
+/// Whether layers can be read before they are complete.
+fn is_ready(home: &Path) -> bool {
+    let status = larder(home, &["status"]).expect(0).stdout;
+    let is_ready = status.lines().any(|line| line.starts_with("Lazy pulls") && line.ends_with("ready"));
+    if !is_ready {
+        eprintln!("==== SKIPPED, NOT TESTED: layers cannot be read before they are complete: {status} ====");
+    }
+    is_ready
+}
+
 #[test]
 fn readers_wait_for_a_killed_daemon_and_get_the_right_bytes() {
     if !may_mount() {
@@ -61,13 +77,9 @@ fn readers_wait_for_a_killed_daemon_and_get_the_right_bytes() {
     let image = put_image(&registry, &layer);
     let home = tempfile::tempdir().unwrap();
     let home = home.path();
-    let config = "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\n\
-                  pull:\n  lazy:\n    images:\n    - name: \"*\"\n    minimumSize: 1KB\n";
-    fs_err::write(home.join("config.yaml"), config).unwrap();
+    write_config(home);
     let daemon = serve(home);
-    let status = larder(home, &["status"]).expect(0).stdout;
-    if !status.lines().any(|line| line.starts_with("Lazy pulls") && line.ends_with("ready")) {
-        eprintln!("==== SKIPPED, NOT TESTED: layers cannot be read before they are complete: {status} ====");
+    if !is_ready(home) {
         return;
     }
     // All but the table of contents does not come.
@@ -101,4 +113,27 @@ fn readers_wait_for_a_killed_daemon_and_get_the_right_bytes() {
     daemon.finish().expect(0);
     assert!(!holder.exists(), "nothing needs to be kept");
     larder(home, &["fsck"]).expect(0);
+}
+
+#[test]
+fn the_status_says_why_nothing_guards_reads_where_it_could() {
+    if !may_mount() {
+        return;
+    }
+    let home = tempfile::tempdir().unwrap();
+    let home = home.path();
+    write_config(home);
+    let daemon = serve(home);
+    if !is_ready(home) {
+        return;
+    }
+    daemon.signal(Signal::TERM);
+    daemon.finish().expect(0);
+    // No process can hold the group there.
+    fs_err::create_dir_all(home.join("store/group.sock/taken")).unwrap();
+    let daemon = serve(home);
+    let status = larder(home, &["status"]).expect(0).stdout;
+    let line = status.lines().find(|line| line.starts_with("Lazy pulls")).unwrap_or_default();
+    assert!(line.contains("not possible: ") && line.contains("group.sock"), "{status}");
+    drop(daemon);
 }
