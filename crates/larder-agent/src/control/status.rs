@@ -76,7 +76,7 @@ pub(super) async fn now(
         containerd: containerd(&node.storage, &config),
         disk: disks.image.map(|disk| disk_use(disk, &node.collection.unchecked_collector().policy())),
         other_filesystems: disks.others.iter().map(convert::other_filesystem).collect(),
-        warnings: warnings(node),
+        warnings: warnings(node).await,
         registries: registries(&node.storage),
         kubernetes: node.workloads.cluster().map(NodeCluster::status),
         lazy_pulls: lazy_pulls(&node.storage, &config).await,
@@ -84,9 +84,12 @@ pub(super) async fn now(
 }
 
 /// The problems beside errors of single calls.
-fn warnings(node: &Node) -> Vec<String> {
+async fn warnings(node: &Node) -> Vec<String> {
     let own = node.settings.degraded().into_iter().chain(node.collection.warning());
-    own.chain(node.storage.warnings()).chain(node.settings.now().warnings.iter().cloned()).collect()
+    own.chain(node.suspect_warnings().await)
+        .chain(node.storage.warnings())
+        .chain(node.settings.now().warnings.iter().cloned())
+        .collect()
 }
 
 /// Where images are.

@@ -1,11 +1,14 @@
 //! Layers of larder's own store whose data comes while containers read them.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
+use larder::backend::Container;
 use larder::error_chain;
 use larder::events::{EventReason, EventType};
 use larder_store::backend::StoreBackend;
+use larder_store::store::Suspect;
 
 use super::Node;
 use crate::group_keeper;
@@ -25,9 +28,11 @@ impl Node {
             Ok(before) if before.lost.is_empty() => {}
             Ok(before) => {
                 for image in before.lost {
+                    let id = image.id.to_string();
+                    let name = image.names().next().unwrap_or(&id);
                     let message = format!(
-                        "Containers of {image} that were running may have read zeros instead of its files: the \
-                         guard of its incomplete layers was killed. Restart them"
+                        "Containers of {name} that were running may have read zeros instead of its files: the \
+                         guard of its incomplete layers was killed. Delete their pods"
                     );
                     self.observability.record(EventType::Warning, EventReason::ImageWarning, message);
                 }
@@ -42,12 +47,44 @@ impl Node {
         }
     }
 
+    /// What may have read zeros and is still there, a warning for each pod, container and mount.
+    pub(crate) async fn suspect_warnings(&self) -> Vec<String> {
+        let Some(store) = self.storage.store().map(|store| store.store().clone()) else { return Vec::new() };
+        let suspects = match tokio::task::spawn_blocking(move || store.suspects()).await {
+            Ok(Ok(suspects)) if suspects.is_empty() => return Vec::new(),
+            Ok(Ok(suspects)) => suspects,
+            Ok(Err(error)) => return vec![error_chain(&error)],
+            // It fails only when the runtime stops.
+            Err(_) => return Vec::new(),
+        };
+        // Without a runtime that answers, containers are named by their IDs.
+        let inventory = self.storage.backend().container_inventory().await.unwrap_or_default();
+        let named: BTreeSet<String> =
+            suspects.iter().map(|suspect| name_suspect(suspect, &inventory.containers)).collect();
+        let warning = |name| format!("{name} may have read zeros: the guard of incomplete layers was killed");
+        named.into_iter().map(warning).collect()
+    }
+
     /// Ends the guard of reads when the process ends, unless a layer is incomplete.
     pub(crate) async fn end_guard_of_reads(&self) {
         let Some(store) = self.storage.store().map(|store| store.store().clone()) else { return };
         if let Ok(Err(error)) = tokio::task::spawn_blocking(move || store.end_guard()).await {
             tracing::warn!("{}", error_chain(&error));
         }
+    }
+}
+
+/// A suspect and the next step, in words. Volumes of images are views of a sandbox, and have its ID in their keys.
+fn name_suspect(suspect: &Suspect, containers: &[Container]) -> String {
+    let key = match suspect {
+        Suspect::Mount(_, target) => return format!("mount {} (unmount it)", target.display()),
+        Suspect::Snapshot(_, key) => key,
+    };
+    let of_suspect = |id: &str| !id.is_empty() && key.split('/').any(|part| part == id);
+    let is_owner = |found: &&Container| of_suspect(&found.id) || of_suspect(&found.sandbox_id);
+    match containers.iter().find(is_owner) {
+        Some(Container { pod, .. }) if !pod.is_empty() => format!("pod {pod} (delete it)"),
+        _ => format!("snapshot {key} (remove its container)"),
     }
 }
 
@@ -65,4 +102,27 @@ async fn guard(
     let keeper = group_keeper::choose(program, store.store().root()).map_err(|error| error.to_string())?;
     let guarded = store.puller().guard_reads(Arc::from(keeper), read_timeout).await;
     guarded.map_err(|error| error_chain(&error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn suspects_are_named_by_their_pods() {
+        let of_pod = |id: &str, pod: &str| Container {
+            id: id.into(),
+            sandbox_id: "5a".into(),
+            pod: pod.into(),
+            ..Container::default()
+        };
+        let containers = [of_pod("c1", "default/web"), of_pod("c2", "")];
+        let name = |key: &str| name_suspect(&Suspect::Snapshot(1, key.into()), &containers);
+        assert_eq!(name("k8s.io/7/c1"), "pod default/web (delete it)");
+        assert_eq!(name("k8s.io/7//run/image-volumes/5a/9f"), "pod default/web (delete it)", "its volume");
+        assert_eq!(name("k8s.io/7/c2"), "snapshot k8s.io/7/c2 (remove its container)", "no pod");
+        assert_eq!(name("k8s.io/7/c"), "snapshot k8s.io/7/c (remove its container)", "not a part of an ID");
+        let mount = Suspect::Mount("m1".into(), "/mnt".into());
+        assert_eq!(name_suspect(&mount, &containers), "mount /mnt (unmount it)");
+    }
 }

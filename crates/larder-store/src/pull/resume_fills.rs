@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder::reference::{Digest, Reference};
+use larder::reference::Reference;
 use larder_registry::manifest::Descriptor;
 
 use super::StorePuller;
@@ -16,7 +16,7 @@ use crate::lazy::skeleton::{MissingData, write_skeleton};
 use crate::lazy::toc::TocFormat;
 use crate::lazy::{GroupKeeper, GroupState};
 use crate::store::error::StoreErrorContext as _;
-use crate::store::{LAYER_FILE, LayerHandle, LayerRecord, PartialSource, Store, TransferLogin};
+use crate::store::{ImageRecord, LAYER_FILE, LayerHandle, LayerRecord, PartialSource, Store, TransferLogin};
 use crate::unpack::UnpackOptions;
 
 /// Time between two attempts to read the table of contents of a layer of an earlier process.
@@ -29,7 +29,7 @@ pub struct GuardedBefore {
     pub layers: usize,
     /// Images of which running containers may have read zeros: nothing held the guard of their reads for a while. What
     /// is mounted from now on has the right bytes.
-    pub lost: Vec<Digest>,
+    pub lost: Vec<ImageRecord>,
 }
 
 impl StorePuller {

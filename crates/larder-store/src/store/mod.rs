@@ -48,6 +48,7 @@ mod resumable_layers;
 pub(crate) mod resumable_list;
 mod sharing;
 pub(crate) mod snapshot_records;
+mod suspects;
 mod sync_descriptor;
 pub(crate) mod transfers;
 mod trash;
@@ -74,6 +75,7 @@ pub use records::{
 };
 pub use remove::StoreRemoval;
 pub use snapshot_records::{SnapshotKind, SnapshotRecord};
+pub use suspects::Suspect;
 pub use usage::{ImageUsage, StoreUsage};
 
 /// Beginning of the file `format`; the number follows.

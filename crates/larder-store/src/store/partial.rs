@@ -1,18 +1,19 @@
 //! Layers without all their data: placed when their metadata is there, completed when the archive was read.
 
+use std::collections::HashSet;
 use std::io;
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder::reference::Digest;
 use tokio::time::Instant;
 
 use super::db::{DbRead as _, DbReadTransaction, LAYERS, LEASES};
 use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::{OpenStore, Store};
-use super::records::{LayerKey, LayerMetadata, LayerRecord, PartialSource};
+use super::records::{ImageRecord, LayerKey, LayerMetadata, LayerRecord, PartialSource};
+use super::suspects;
 use super::transfers::put_transfers;
 use crate::erofs::ErofsFile;
 use crate::lazy::group::probe;
@@ -73,21 +74,23 @@ impl Store {
         self.0.layout.layer(key)
     }
 
-    /// Takes mounts of layers away from new overlays, after reads of them were not guarded. Returns the images whose
-    /// overlays may have read zeros.
-    pub(crate) fn drop_unguarded_mounts(&self, partial: &[LayerRecord]) -> Result<Vec<Digest>, StoreError> {
+    /// Takes mounts of layers away from new overlays, after reads of them were not guarded, and records what has them.
+    /// Returns the images of which these may have read zeros.
+    pub(crate) fn drop_unguarded_mounts(
+        &self,
+        partial: &[LayerRecord],
+    ) -> Result<Vec<ImageRecord>, StoreError> {
         let doing = "unmount layers that may have been read wrongly";
-        let mut suspect = Vec::new();
-        for record in partial {
-            if self.0.unmount_layer(&record.key).context(doing)? {
-                suspect.push(&record.key);
-            }
+        let keys: HashSet<LayerKey> = partial.iter().map(|record| record.key.clone()).collect();
+        let read = self.0.db.write(doing, |writer| Ok(suspects::record(writer, &keys)?))?;
+        for key in &keys {
+            self.0.unmount_layer(key).context(doing)?;
         }
         let acknowledged = self.0.partials.reads().map_or(Ok(()), |reads| reads.acknowledge_loss());
         acknowledged.context(doing)?;
         let mut images = self.images()?;
-        images.retain(|image| image.keys().iter().any(|key| suspect.contains(key)));
-        Ok(images.into_iter().map(|image| image.id).collect())
+        images.retain(|image| image.keys().iter().any(|key| read.contains(key)));
+        Ok(images)
     }
 
     /// Records that a layer has all its data, which the archive of its diff ID has: from now on it is a layer like any
