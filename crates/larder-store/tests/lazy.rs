@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
+use std::collections::BTreeMap;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use larder_store::fsck::FsckOptions;
 use larder_store::lazy::{GroupKeeper, KeptGroup};
 use larder_store::mounts::{MountError, MountOptions};
 use larder_store::pull::{GuardedBefore, LazyPulls, PullError, StorePullConfig, StorePuller};
+use larder_store::snapshots::NewSnapshot;
 use larder_store::store::{ImageRecord, RemoveOptions, Store, StoreConfig, Suspect};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use larder_testkit::chunked_layer::{ChunkedFormat, ChunkedLayer};
@@ -114,18 +116,7 @@ impl Fixture {
 
     /// Puts an image with this layer into a registry.
     fn put(&self, registry: &FaultRegistry) -> Reference {
-        let layer = registry.put_blob(self.blob.clone());
-        let config = json!({"architecture": "amd64", "os": "linux",
-            "rootfs": {"type": "layers", "diff_ids": [digest(&self.plain)]}});
-        let config = config.to_string();
-        let media = "application/vnd.oci.image.layer.v1.tar+zstd";
-        let manifest = json!({"schemaVersion": 2, "mediaType": MANIFEST,
-            "config": {"mediaType": "application/vnd.oci.image.config.v1+json", "size": config.len(),
-                "digest": registry.put_blob(config)},
-            "layers": [{"mediaType": media, "digest": layer, "size": self.blob.len(),
-                "annotations": self.annotations}]});
-        registry.put_manifest("lazy/app", self.name, MANIFEST, manifest.to_string());
-        Reference::parse(&registry.image(&format!("lazy/app:{}", self.name))).unwrap()
+        put_image(registry, &[self])
     }
 
     /// Path and content of each file.
@@ -143,6 +134,27 @@ impl Fixture {
         }
         files
     }
+}
+
+/// Puts an image with these layers into a registry, the lowest first. It has the name of the last.
+fn put_image(registry: &FaultRegistry, layers: &[&Fixture]) -> Reference {
+    let diff_ids: Vec<String> = layers.iter().map(|layer| digest(&layer.plain)).collect();
+    let config = json!({"architecture": "amd64", "os": "linux",
+        "rootfs": {"type": "layers", "diff_ids": diff_ids}});
+    let config = config.to_string();
+    let media = "application/vnd.oci.image.layer.v1.tar+zstd";
+    let descriptor = |layer: &&Fixture| {
+        json!({"mediaType": media, "digest": registry.put_blob(layer.blob.clone()),
+            "size": layer.blob.len(), "annotations": layer.annotations})
+    };
+    let descriptors: Vec<_> = layers.iter().map(descriptor).collect();
+    let manifest = json!({"schemaVersion": 2, "mediaType": MANIFEST,
+        "config": {"mediaType": "application/vnd.oci.image.config.v1+json", "size": config.len(),
+            "digest": registry.put_blob(config)},
+        "layers": descriptors});
+    let name = layers.last().unwrap().name;
+    registry.put_manifest("lazy/app", name, MANIFEST, manifest.to_string());
+    Reference::parse(&registry.image(&format!("lazy/app:{name}"))).unwrap()
 }
 
 /// A store whose puller is lazy.
@@ -539,4 +551,55 @@ fn what_has_come_is_read_after_a_restart_without_the_registry() {
     assert!(runtime.block_on(mounted.read(Path::new("first"))).unwrap() == fixture.files()[0].1);
     registry.clear_faults();
     runtime.block_on(node.complete(&image));
+}
+
+#[test]
+fn a_layer_that_only_containers_have_is_completed_after_a_restart() {
+    let keeper = Arc::<KeepHere>::default();
+    let registry = FaultRegistry::start();
+    let dir = TarBuilderEntry::dir("data/").mode(0o700);
+    let below =
+        TarBuilder::new().with(dir).with(TarBuilderEntry::file("data/below", noise(50_000, 1))).finish();
+    // It implies the directory, which has the mode of the layer below.
+    let above = TarBuilder::new().with(TarBuilderEntry::file("data/above", noise(50_000, 2))).finish();
+    let [below, above] = [("below", below), ("above", above)].map(|(name, tar)| Fixture::made(name, &tar));
+    let image = put_image(&registry, &[&below, &above]);
+    hold_background(&registry, &below);
+    hold_background(&registry, &above);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let first = runtime.block_on(LazyNode::in_dir(dir, Arc::clone(&keeper), LONGEST_WAIT));
+    let Some((node, _)) = first else { return };
+    let pulled = runtime.block_on(node.pull(&image));
+    let mut parent = String::new();
+    let snapshot = |key: &str, parent: &str| NewSnapshot {
+        key: key.into(),
+        parent: parent.into(),
+        labels: BTreeMap::new(),
+    };
+    for chain in pulled.chain_ids() {
+        let adopted = node.store().adopt_layer(&chain, snapshot("", &parent), SystemTime::now());
+        parent = adopted.unwrap().unwrap();
+    }
+    node.store().create_snapshot(snapshot("container", &parent), true, SystemTime::now()).unwrap();
+    node.store().remove(pulled.id.as_str(), &RemoveOptions::default()).unwrap().unwrap();
+    let LazyNode { dir, puller } = node;
+    drop(puller);
+    runtime.shutdown_timeout(LONGEST_WAIT);
+
+    registry.clear_faults();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let (node, before) = runtime.block_on(LazyNode::in_dir(dir, keeper, LONGEST_WAIT)).unwrap();
+    assert_eq!(before, GuardedBefore { layers: 2, lost: Vec::new() });
+    let filled = async {
+        while !node.store().filling_layers().is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    runtime.block_on(async { tokio::time::timeout(LONGEST_WAIT, filled).await.unwrap() });
+    for layer in &pulled.layers {
+        let layer = node.store().layer(&layer.key).unwrap().unwrap();
+        assert!(!layer.record().damaged && layer.record().partial.is_none(), "{:?}", layer.record());
+    }
+    node.store().remove_snapshot("container").unwrap();
 }

@@ -15,8 +15,13 @@ use crate::lazy::group::open_without_events;
 use crate::lazy::skeleton::{MissingData, write_skeleton};
 use crate::lazy::toc::TocFormat;
 use crate::lazy::{GroupKeeper, GroupState};
+use crate::store::db::{DbRead as _, SNAPSHOTS};
 use crate::store::error::StoreErrorContext as _;
-use crate::store::{ImageRecord, LAYER_FILE, LayerHandle, LayerRecord, PartialSource, Store, TransferLogin};
+use crate::store::snapshot_records::ancestors;
+use crate::store::{
+    ImageRecord, LAYER_FILE, LayerHandle, LayerKey, LayerRecord, PartialSource, SnapshotRecord, Store,
+    StoreError, TransferLogin,
+};
 use crate::unpack::UnpackOptions;
 
 /// Time between two attempts to read the table of contents of a layer of an earlier process.
@@ -126,17 +131,31 @@ impl StorePuller {
 }
 
 impl Store {
-    /// The layers below one, in an image that has it.
-    fn layers_below(
-        &self,
-        key: &crate::store::LayerKey,
-    ) -> Result<Vec<LayerHandle>, crate::store::StoreError> {
-        for image in self.images()? {
-            if let Some(at) = image.layers.iter().position(|layer| layer.key == *key) {
-                let below = image.layers[..at].iter().map(|layer| self.layer(&layer.key));
-                return Ok(below.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect());
-            }
+    /// The layers below one, the lowest first: in an image, or in a snapshot or mount that has outlived it.
+    fn layers_below(&self, key: &LayerKey) -> Result<Vec<LayerHandle>, StoreError> {
+        let Some(stack) = self.stack_with(key)? else { return Ok(Vec::new()) };
+        let below = stack.iter().take_while(|layer| *layer != key).map(|layer| self.layer(layer));
+        Ok(below.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
+    }
+
+    /// Layers with this one among them, as they lie on each other, the lowest first.
+    fn stack_with(&self, key: &LayerKey) -> Result<Option<Vec<LayerKey>>, StoreError> {
+        let keys = |image: ImageRecord| image.layers.into_iter().map(|layer| layer.key).collect();
+        let images = self.images()?.into_iter().map(keys);
+        let mut stacks = images.chain(self.mounts()?.into_iter().map(|mount| mount.layers));
+        if let Some(found) = stacks.find(|stack: &Vec<LayerKey>| stack.contains(key)) {
+            return Ok(Some(found));
         }
-        Ok(Vec::new())
+        self.0.db.read("find the layers below one", |reader| {
+            let snapshots: Vec<SnapshotRecord> = reader.all(SNAPSHOTS)?;
+            let Some(found) = snapshots.iter().find(|snapshot| snapshot.layer.as_ref() == Some(key)) else {
+                return Ok(None);
+            };
+            let mut stack: Vec<LayerKey> =
+                ancestors(reader, found)?.into_iter().filter_map(|below| below.layer).collect();
+            stack.reverse();
+            stack.push(key.clone());
+            Ok(Some(stack))
+        })
     }
 }
