@@ -69,7 +69,8 @@ impl LayerHandle {
 
     /// Paths of the directories that its archive only implies.
     pub(crate) fn implied_directories(&self) -> io::Result<Vec<Vec<u8>>> {
-        read_implied(fs_err::File::open(&self.0.path)?.file(), &self.record().erofs)
+        let layer = self.open()?;
+        read_implied(layer.input(), layer.filesystem_end(), &self.record().erofs)
     }
 
     /// Opens it, to read its files.

@@ -13,6 +13,7 @@ use larder_erofs::ErofsOutput;
 use zstd::stream::read::Decoder;
 use zstd::stream::write::Encoder;
 
+use super::implied_directories::implied_length;
 use super::merged_layers::LayerReader;
 use super::{UnpackError, UnpackOptions};
 use crate::disk::{DiskSpace, SpaceReserve};
@@ -129,7 +130,8 @@ pub(super) fn append_record(layer: &mut impl ErofsOutput, path: &Path) -> io::Re
 /// Reads the record of a layer; `None` if there is none.
 pub(super) fn open_record(layer: &LayerReader) -> io::Result<Option<impl Read + use<>>> {
     let mut file = layer.input().try_clone()?;
-    file.seek(SeekFrom::Start(layer.filesystem_end()))?;
+    let end = layer.filesystem_end();
+    file.seek(SeekFrom::Start(end + implied_length(&file, end)?))?;
     let mut magic = [0; MAGIC.len()];
     match file.read_exact(&mut magic) {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),

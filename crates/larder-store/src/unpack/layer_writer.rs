@@ -338,10 +338,10 @@ impl PendingLayer {
         let finished = self.writer.finish().map_err(|error| writer_error(&self.path, error))?;
         let mut file = finished.0;
         let failed = |error| output_error(&self.path, error);
+        let implied_bytes = append_implied(&mut file, &implied).map_err(failed)?;
         if let Some(record) = &self.archive_record {
             append_record(&mut file, record).and_then(|()| remove_record(record)).map_err(failed)?;
         }
-        let implied_bytes = append_implied(&mut file, &implied).map_err(failed)?;
         let file = file.finish().map_err(failed)?;
         Ok(FinishedLayer { file: ErofsFile { implied_bytes, ..file }, depends_on_lowers })
     }
