@@ -173,6 +173,14 @@ impl PartialLayer {
         state.waiting.push(WaitingRead { reader, chunks, since: now, _demanded: self.reads.begin() });
     }
 
+    /// Takes a missing chunk to fetch it ahead of any read, unless it is fetched already.
+    pub(crate) fn claim(&self, number: usize) -> bool {
+        let mut state = self.state();
+        let is_free = !state.filled[number] && !state.requested[number];
+        state.requested[number] |= is_free;
+        is_free
+    }
+
     /// Requests a chunk again that did not come, if reads wait for it; else the next read requests it.
     pub(crate) fn retry(&self, number: usize) {
         let mut state = self.state();
@@ -251,7 +259,7 @@ impl PartialLayer {
 
     /// Whether the file has the bytes of a chunk, by their digest.
     fn is_written(&self, number: usize) -> io::Result<bool> {
-        let PlacedChunk { offset, chunk } = self.chunk(number);
+        let PlacedChunk { offset, chunk, .. } = self.chunk(number);
         let ChunkContent::Compressed(compressed) = &chunk.content else { return Ok(true) };
         match rustix::fs::seek(&self.file, SeekFrom::Data(*offset)) {
             Ok(data) if data < offset + chunk.size => {}

@@ -18,6 +18,8 @@ pub(crate) struct PlacedChunk {
     /// Offset in the layer's file.
     pub(crate) offset: u64,
     pub(crate) chunk: TocChunk,
+    /// Whether it is the first of its file.
+    pub(crate) begins_file: bool,
 }
 
 /// Data that a layer does not have yet.
@@ -51,13 +53,15 @@ pub(crate) fn write_skeleton(
         if plain_bytes > options.limits.max_plain_bytes {
             return Err(UnpackError::over(options.limits.max_plain_bytes, "plain bytes"));
         }
-        let mut offset = start;
+        let (mut offset, mut begins_file) = (start, true);
         for chunk in &entry.chunks {
             if chunk.content != ChunkContent::Zeros {
                 if chunk.size > MAX_CHUNK {
                     return Err(UnpackError::over(MAX_CHUNK, "bytes of a chunk"));
                 }
-                chunks.push(PlacedChunk { offset, chunk: chunk.clone() });
+                let chunk = chunk.clone();
+                chunks.push(PlacedChunk { offset, chunk, begins_file });
+                begins_file = false;
             }
             offset += chunk.size;
         }

@@ -6,7 +6,7 @@
 //!                                        background: the blob, in order -> unpacked into the layer -> complete
 //! ```
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
@@ -37,8 +37,16 @@ use crate::unpack::UnpackProgress;
 
 /// Ranges that are fetched at once for reads that wait.
 const RANGES_AT_ONCE: usize = 8;
-/// Compressed bytes that are fetched for a read, at least: those of the chunks that follow are likely read next.
-const READ_AHEAD: u64 = 1 << 20;
+/// Compressed bytes that are fetched for a read, at most beyond what it needs.
+const READ_AROUND: u64 = 256 << 10;
+/// Ranges that are fetched at once for reads that may follow.
+const RANGES_AHEAD: usize = 2;
+/// Compressed bytes of such a range, at most.
+const AHEAD: u64 = 1 << 20;
+/// Compressed bytes that are fetched ahead of a read in its file, at most.
+const FILE_AHEAD: u64 = 32 << 20;
+/// Files that are fetched ahead of reads: the latest ones.
+const FILES_AHEAD: usize = 32;
 /// Time until a range that failed is requested again, while reads wait for it.
 const RETRY_DEMAND: Duration = Duration::from_millis(500);
 /// Times between two attempts to fetch the whole blob: the first, and the longest.
@@ -298,20 +306,32 @@ impl LayerFill {
         Ok(())
     }
 
-    /// Fetches the chunks that reads wait for.
+    /// Fetches the chunks that reads wait for, and then those that are likely read next.
     async fn serve(&self, mut demanded: mpsc::UnboundedReceiver<usize>) {
-        let mut fetches = FuturesUnordered::new();
+        let (mut ahead, mut fetches) = (ReadAhead::default(), FuturesUnordered::new());
+        let (mut for_reads, mut for_later) = (0, 0);
         loop {
+            while for_later < RANGES_AHEAD
+                && let Some(chunks) = ahead.next(&self.layer)
+            {
+                for_later += 1;
+                fetches.push(self.fetch(chunks, FetchedFor::LaterReads));
+            }
             tokio::select! {
-                Some(()) = fetches.next() => {}
-                first = demanded.recv(), if fetches.len() < RANGES_AT_ONCE => {
+                Some(done) = fetches.next() => match done {
+                    FetchedFor::Read => for_reads -= 1,
+                    FetchedFor::LaterReads => for_later -= 1,
+                },
+                first = demanded.recv(), if for_reads < RANGES_AT_ONCE => {
                     let Some(first) = first else { return };
                     let mut wanted = BTreeSet::from([first]);
                     while let Ok(next) = demanded.try_recv() {
                         wanted.insert(next);
                     }
                     for chunks in batches(&self.layer, &wanted) {
-                        fetches.push(self.fetch(chunks));
+                        for_reads += 1;
+                        ahead.note_read(&self.layer, chunks.end);
+                        fetches.push(self.fetch(chunks, FetchedFor::Read));
                     }
                 }
             }
@@ -319,11 +339,15 @@ impl LayerFill {
     }
 
     /// Fetches successive chunks. Those that fail are requested again while reads wait for them.
-    async fn fetch(&self, chunks: Range<usize>) {
-        let Err(reason) = self.try_fetch(chunks.clone()).await else { return };
-        tracing::warn!(layer = %self.key, reason, "cannot fetch what a container reads");
-        time::sleep(RETRY_DEMAND).await;
-        chunks.for_each(|chunk| self.layer.retry(chunk));
+    async fn fetch(&self, chunks: Range<usize>, why: FetchedFor) -> FetchedFor {
+        // What is fetched ahead saves reads from waiting, so the background gives way to it too.
+        let _demanded = self.puller.store.0.partials.demand().begin();
+        if let Err(reason) = self.try_fetch(chunks.clone()).await {
+            tracing::warn!(layer = %self.key, reason, "cannot fetch what a container reads");
+            time::sleep(RETRY_DEMAND).await;
+            chunks.for_each(|chunk| self.layer.retry(chunk));
+        }
+        why
     }
 
     async fn try_fetch(&self, chunks: Range<usize>) -> Result<(), String> {
@@ -358,6 +382,65 @@ impl LayerFill {
     }
 }
 
+/// Why chunks are fetched.
+#[derive(Debug, Clone, Copy)]
+enum FetchedFor {
+    /// A read waits for them.
+    Read,
+    LaterReads,
+}
+
+/// Chunks that are likely read soon: the rest of each file of which something was read.
+#[derive(Debug, Default)]
+struct ReadAhead {
+    /// The latest is the last.
+    ranges: VecDeque<Range<usize>>,
+}
+
+impl ReadAhead {
+    /// Adds what follows a read in its file, and a little of the files behind it.
+    fn note_read(&mut self, layer: &PartialLayer, next: usize) {
+        let in_reach =
+            |end: usize, bytes: u64| bytes <= if layer.chunk(end).begins_file { AHEAD } else { FILE_AHEAD };
+        let end = grown(layer, next..next, layer.chunk_count(), in_reach).end;
+        if self.ranges.len() == FILES_AHEAD {
+            self.ranges.pop_front();
+        }
+        self.ranges.push_back(next..end);
+    }
+
+    /// The chunks to fetch next.
+    fn next(&mut self, layer: &PartialLayer) -> Option<Range<usize>> {
+        while let Some(mut range) = self.ranges.pop_back() {
+            let Some(first) = range.find(|chunk| layer.claim(*chunk)) else { continue };
+            let is_free = |chunk, bytes| bytes <= AHEAD && layer.claim(chunk);
+            let batch = grown(layer, first..first + 1, range.end, is_free);
+            self.ranges.push_back(batch.end..range.end.max(batch.end));
+            return Some(batch);
+        }
+        None
+    }
+}
+
+/// The batch with chunks that follow it in the layer and in the blob, up to a number, while they are wanted: each with
+/// the bytes of the blob up to its end.
+fn grown(
+    layer: &PartialLayer,
+    mut batch: Range<usize>,
+    end: usize,
+    is_wanted: impl Fn(usize, u64) -> bool,
+) -> Range<usize> {
+    let mut range = blob_range(layer, batch.clone());
+    while batch.end < end {
+        range = joined(range, layer, batch.end);
+        if range.as_ref().is_none_or(|range| !is_wanted(batch.end, range.end - range.start)) {
+            break;
+        }
+        batch.end += 1;
+    }
+    batch
+}
+
 /// The chunks to fetch for those that are wanted: successive ones in one request, with some that follow.
 fn batches(layer: &PartialLayer, wanted: &BTreeSet<usize>) -> Vec<Range<usize>> {
     let mut batches: Vec<Range<usize>> = Vec::new();
@@ -365,34 +448,27 @@ fn batches(layer: &PartialLayer, wanted: &BTreeSet<usize>) -> Vec<Range<usize>> 
         if layer.is_filled(first) || batches.last().is_some_and(|batch| batch.contains(&first)) {
             continue;
         }
-        let mut batch = first..first + 1;
-        while batch.end < layer.chunk_count() && !layer.is_filled(batch.end) {
-            let longer = batch.start..batch.end + 1;
-            if blob_range(layer, longer).is_none_or(|range| range.end - range.start > READ_AHEAD) {
-                break;
-            }
-            batch.end += 1;
-        }
-        batches.push(batch);
+        let is_wanted = |chunk, bytes| {
+            bytes <= READ_AROUND && (wanted.contains(&chunk) && !layer.is_filled(chunk) || layer.claim(chunk))
+        };
+        batches.push(grown(layer, first..first + 1, layer.chunk_count(), is_wanted));
     }
     batches
 }
 
 /// The range of the blob that has these chunks; `None` if they do not follow each other there.
-fn blob_range(layer: &PartialLayer, chunks: Range<usize>) -> Option<Range<u64>> {
-    let mut range: Option<Range<u64>> = None;
-    for number in chunks {
-        let ChunkContent::Compressed(compressed) = &layer.chunk(number).chunk.content else { return None };
-        let blob = &compressed.blob;
-        range = Some(match range {
-            None => blob.clone(),
-            Some(range)
-                if range.start <= blob.start && blob.start <= range.end.saturating_add(READ_AHEAD) =>
-            {
-                range.start..range.end.max(blob.end)
-            }
-            Some(_) => return None,
-        });
-    }
-    range
+fn blob_range(layer: &PartialLayer, mut chunks: Range<usize>) -> Option<Range<u64>> {
+    let first = joined(None, layer, chunks.next()?);
+    chunks.try_fold(first?, |range, chunk| joined(Some(range), layer, chunk))
+}
+
+/// The range of the blob with that of one more chunk; `None` if it does not follow there.
+fn joined(range: Option<Range<u64>>, layer: &PartialLayer, chunk: usize) -> Option<Range<u64>> {
+    let ChunkContent::Compressed(compressed) = &layer.chunk(chunk).chunk.content else {
+        return None;
+    };
+    let blob = &compressed.blob;
+    let Some(range) = range else { return Some(blob.clone()) };
+    let follows = range.start <= blob.start && blob.start <= range.end.saturating_add(READ_AROUND);
+    follows.then(|| range.start..range.end.max(blob.end))
 }
