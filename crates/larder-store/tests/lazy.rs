@@ -603,3 +603,30 @@ fn a_layer_that_only_containers_have_is_completed_after_a_restart() {
     }
     node.store().remove_snapshot("container").unwrap();
 }
+
+#[test]
+fn a_registry_that_does_not_answer_delays_no_start() {
+    let keeper = Arc::<KeepHere>::default();
+    let (registry, fixture) = (FaultRegistry::start(), Fixture::made("app", &two_files(1)));
+    let Some(killed) = Killed::while_mounted(&keeper, &registry, &fixture, false) else { return };
+    let Killed { dir, target, image, pulled, .. } = killed;
+    // As after a power cut.
+    fs_err::remove_dir_all(dir.path().join("store/ingest")).unwrap();
+    registry.fault(FaultTrigger::path(digest(&fixture.blob)), ResponseFault::StallAfter(0));
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let began = Instant::now();
+    let (node, before) = runtime.block_on(LazyNode::in_dir(dir, keeper, LONGEST_WAIT)).unwrap();
+    assert_eq!((before.layers, node.store().filling_layers().len()), (1, 0));
+    // With its repetitions, a request that stalls takes five seconds.
+    assert!(began.elapsed() < Duration::from_millis(2500), "{:?}", began.elapsed());
+    registry.clear_faults();
+    let resumed = async {
+        while !node.is_partial(&pulled) && node.try_complete(&image).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        node.complete(&image).await;
+    };
+    runtime.block_on(async { tokio::time::timeout(LONGEST_WAIT, resumed).await.unwrap() });
+    assert!(fs_err::read(target.join("second")).unwrap() == fixture.files()[1].1);
+    node.store().umount(&target).unwrap();
+}

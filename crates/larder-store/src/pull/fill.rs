@@ -85,7 +85,9 @@ impl LayerFetch {
             Ok::<_, StoreError>(if store.has_layer(&keys)? { None } else { Some(store.ingest(&blob)?) })
         };
         let Some(ingest) = self.worker.blocking(ingest).await?? else { return Ok(None) };
-        let table = TableFetch { puller: &self.puller, session, planned: &self.planned, ingest: &ingest };
+        let source = TableSource::Registry;
+        let table =
+            TableFetch { puller: &self.puller, session, planned: &self.planned, ingest: &ingest, source };
         let in_full = |reason: String| {
             tracing::info!(digest = %self.planned.descriptor.digest, reason, "pulling a layer in full");
             Ok(None)
@@ -122,6 +124,16 @@ pub(super) struct TableFetch<'a> {
     pub(super) session: &'a RepositorySession,
     pub(super) planned: &'a PlannedLayer,
     pub(super) ingest: &'a IngestFile,
+    pub(super) source: TableSource,
+}
+
+/// Where a table of contents may come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum TableSource {
+    /// What has come of the blob before.
+    Ingest,
+    /// The registry as well.
+    Registry,
 }
 
 impl TableFetch<'_> {
@@ -147,6 +159,9 @@ impl TableFetch<'_> {
         let present = blocking(move || ingest.read_range(&wanted)).await.map_err(in_words)?;
         if let Some(bytes) = present.map_err(in_words)? {
             return Ok(bytes);
+        }
+        if self.source == TableSource::Ingest {
+            return Err("its table of contents must be fetched again".into());
         }
         let bytes = fetch_range(self.session, &self.planned.descriptor, range.clone()).await;
         let (ingest, bytes) = (self.ingest.clone(), bytes.map_err(in_words)?);

@@ -8,7 +8,7 @@ use larder_registry::manifest::Descriptor;
 
 use super::StorePuller;
 use super::error::PullError;
-use super::fill::{PlacedPartial, TableFetch};
+use super::fill::{PlacedPartial, TableFetch, TableSource};
 use super::plan::PlannedLayer;
 use super::pull_workers::blocking;
 use crate::lazy::group::open_without_events;
@@ -56,9 +56,10 @@ impl StorePuller {
             before.lost = blocking(move || store.drop_unguarded_mounts(&partial)).await??;
         }
         for record in partial {
-            let key = record.key.clone();
-            if let Err(error) = self.resume_fill(record.clone()).await {
-                tracing::warn!(layer = %key, error = larder::error_chain(&error), "cannot go on to fill a layer yet");
+            // A registry that does not answer must not keep larder from serving.
+            if let Err(error) = self.resume_fill(record.clone(), TableSource::Ingest).await {
+                let (key, error) = (&record.key, larder::error_chain(&error));
+                tracing::warn!(layer = %key, error, "cannot go on to fill a layer yet");
                 tokio::spawn(self.clone().resume_later(record));
             }
         }
@@ -69,21 +70,21 @@ impl StorePuller {
 
     async fn resume_later(self, record: LayerRecord) {
         loop {
-            tokio::time::sleep(RETRY).await;
             let is_same = |found: LayerHandle| found.record().partial == record.partial;
             let (store, key) = (self.store.clone(), record.key.clone());
             match blocking(move || store.layer(&key)).await {
                 Ok(Ok(Some(found))) if is_same(found.clone()) => {}
                 _ => return,
             }
-            if self.resume_fill(record.clone()).await.is_ok() {
+            if self.resume_fill(record.clone(), TableSource::Registry).await.is_ok() {
                 return;
             }
+            tokio::time::sleep(RETRY).await;
         }
     }
 
     /// Guards a layer again, and starts to fill it.
-    async fn resume_fill(&self, record: LayerRecord) -> Result<(), PullError> {
+    async fn resume_fill(&self, record: LayerRecord, source: TableSource) -> Result<(), PullError> {
         let Some(PartialSource { blob, annotations, chain_id }) = record.partial.clone() else {
             return Ok(());
         };
@@ -97,7 +98,8 @@ impl StorePuller {
         let planned = PlannedLayer { descriptor, diff_id, chain_id, files: Vec::new() };
         let store = self.store.clone();
         let ingest = blocking(move || store.ingest(&blob)).await??;
-        let table = TableFetch { puller: self, session: &session, planned: &planned, ingest: &ingest };
+        let table =
+            TableFetch { puller: self, session: &session, planned: &planned, ingest: &ingest, source };
         let table = table.read(&format).await.map_err(lost)?;
         let (puller, limits) = (self.clone(), self.config.limits.clone());
         let resume = move || -> Result<(), PullError> {
