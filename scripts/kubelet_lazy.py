@@ -5,8 +5,6 @@ import json
 import os
 import re
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import time
@@ -124,15 +122,10 @@ class LazyTrial:
     def wait_complete(self, *tags):
         wait_for('complete images', lambda: not any(self.missing(tag) for tag in tags), 120)
 
-    def holder(self):
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(str(self.larder.root / 'group.sock'))
-            return struct.unpack('3i', connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
-
     def marks(self):
         """Files that are marked in the group."""
         try:
-            directory = Path('/proc', str(self.holder()), 'fdinfo')
+            directory = Path('/proc', str(self.larder.holder()), 'fdinfo')
         except OSError:
             return 0
         return sum(info.read_text().count('fanotify ino:') for info in directory.iterdir())
@@ -186,13 +179,13 @@ class LazyTrial:
 
     def kill_holder(self):
         self.begin('holder', 'holder')
-        first = self.holder()
+        first = self.larder.holder()
         os.kill(first, signal.SIGKILL)
-        second = wait_for('another holder', lambda: (now := self.holder()) != first and now)
+        second = wait_for('another holder', lambda: (now := self.larder.holder()) != first and now)
         self.larder.restart(signal.SIGKILL)
         self.suite.slow.release()
         self.check('the holder killed, then larder', *self.equal('holder', self.read_by_pod('holder')))
-        self.check('the next holder keeps the group', second == self.holder())
+        self.check('the next holder keeps the group', second == self.larder.holder())
         self.wait_complete('holder')
 
     def kill_often(self):
@@ -202,9 +195,9 @@ class LazyTrial:
         while self.missing('often') and time.monotonic() < began + KILL_SECONDS:
             for name in kills:
                 if name == 'holder':
-                    before = self.holder()
+                    before = self.larder.holder()
                     os.kill(before, signal.SIGKILL)
-                    wait_for('another holder', lambda: self.holder() != before)
+                    wait_for('another holder', lambda: self.larder.holder() != before)
                 else:
                     {'larder': self.larder, 'containerd': self.containerd}[name].restart(signal.SIGKILL)
                 kills[name] += 1
@@ -220,7 +213,7 @@ class LazyTrial:
         self.begin('beside', 'early')  # complete
         wait_for('a read that waits', lambda: self.status().get('waitingReads'))
         self.suite.slow.rate = STALLED
-        for process in (self.holder(), self.larder.server.process.pid):
+        for process in (self.larder.holder(), self.larder.server.process.pid):
             os.kill(process, signal.SIGKILL)
         self.larder.server.process.wait()
         zeros = self.read_by_pod('both')

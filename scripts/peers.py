@@ -13,6 +13,7 @@ import re
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import tarfile
 import time
@@ -357,5 +358,13 @@ class Larder:
         self.server.start()
         self.wait()
 
+    def holder(self):
+        """The process that keeps reads of incomplete layers waiting while larder does not run."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(self.root / 'group.sock'))
+            return struct.unpack('3i', connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+
     def stop(self):
         self.server.stop()
+        with contextlib.suppress(OSError):  # none, if no layer is incomplete
+            os.kill(self.holder(), signal.SIGKILL)
