@@ -137,6 +137,11 @@ impl<I: ErofsInput> ErofsReader<I> {
         Ok(reader)
     }
 
+    /// Where metadata begins, in bytes: all from there on is metadata, and so is the first block.
+    pub fn metadata_start(&self) -> u64 {
+        self.metadata
+    }
+
     /// Where the filesystem ends in the file, in bytes. What follows is the store's.
     pub fn filesystem_end(&self) -> u64 {
         self.size

@@ -6,6 +6,8 @@
 //!
 //! In a layer that is one file of an artifact, that file is a piece of its own, behind the first block: its digest is
 //! the blob's, which was computed anyway.
+//!
+//! The digests of the pieces follow the bytes that they cover, so that one piece can be checked without the others.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -21,6 +23,8 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 const PIECE: u64 = 1 << 20;
+/// Bytes of a digest.
+const DIGEST: usize = 32;
 /// Offset of the blob in a layer that has one: behind the first block.
 pub(crate) const BLOB_START: u64 = 4096;
 /// Bytes that are read and hashed at once: they fit into a core's cache.
@@ -82,6 +86,44 @@ impl ErofsFile {
     fn layout(&self) -> PieceLayout {
         PieceLayout { bytes: self.bytes, blob_bytes: self.blob_bytes }
     }
+
+    /// Offset behind the digests of the pieces, which are at [`bytes`](ErofsFile::bytes) if they are known.
+    pub(crate) fn end_of_digests(&self) -> u64 {
+        let is_known = !self.sha256_of_pieces.is_empty();
+        self.bytes + if is_known { (self.layout().pieces().count() * DIGEST) as u64 } else { 0 }
+    }
+}
+
+/// A piece of a layer's file, and its digest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FilePiece {
+    pub(crate) range: Range<u64>,
+    pub(crate) sha256: [u8; 32],
+}
+
+impl FilePiece {
+    /// Returns true if the file has the bytes of the piece.
+    pub(crate) fn is_in(&self, file: &File) -> io::Result<bool> {
+        Ok(hash_piece(file, self.range.clone())? == self.sha256)
+    }
+}
+
+/// The pieces of a layer's file, in their order. `None` if their digests are damaged, and so is one of the pieces: it
+/// is unknown which.
+///
+/// Reads the digests only, unless these are damaged.
+pub(crate) fn pieces_of(file: &File, expected: &ErofsFile) -> io::Result<Option<Vec<FilePiece>>> {
+    let layout = expected.layout();
+    let mut list = vec![0; layout.pieces().count() * DIGEST];
+    let digests: Vec<[u8; 32]> = match file.read_exact_at(&mut list, expected.bytes) {
+        Ok(()) => list.as_chunks().0.to_vec(),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Vec::new(),
+        Err(error) => return Err(error),
+    };
+    let is_right = |digests: &[[u8; 32]]| root_of(digests) == expected.sha256_of_pieces;
+    let digests = if is_right(&digests) { digests } else { hash_pieces(file, layout)? };
+    let pieces = layout.pieces().zip(&digests).map(|(range, sha256)| FilePiece { range, sha256: *sha256 });
+    Ok(is_right(&digests).then(|| pieces.collect()))
 }
 
 /// Digests of the pieces of a file that grows at its end.
@@ -169,7 +211,7 @@ impl PieceHasher {
         self.changed.extend(changed.take_while(|(_, piece)| piece.start < end).map(|(number, _)| number));
     }
 
-    /// Hashes the replaced pieces again, as they are in the file.
+    /// Hashes the replaced pieces again, as they are in the file, and writes the digests of all behind them.
     pub(crate) fn finish(mut self, file: &File) -> io::Result<ErofsFile> {
         let layout = PieceLayout { bytes: self.position, blob_bytes: self.blob.0 };
         if self.skipped {
@@ -183,6 +225,7 @@ impl PieceHasher {
                 self.done[number] = hash_piece(file, piece)?;
             }
         }
+        file.write_all_at(self.done.as_flattened(), layout.bytes)?;
         Ok(ErofsFile::new(layout, &self.done))
     }
 }
@@ -284,6 +327,46 @@ mod tests {
         (0..2 * MIB + 5000).map(|at| u8::try_from(at / 4096 % 251).unwrap_or(0)).collect()
     }
 
+    fn finish(hasher: PieceHasher, path: &Path) -> ErofsFile {
+        let file = fs_err::OpenOptions::new().read(true).write(true).open(path).unwrap();
+        hasher.finish(file.file()).unwrap()
+    }
+
+    #[test]
+    fn a_piece_is_checked_alone_and_damaged_digests_are_computed_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("layer");
+        let content = content();
+        let mut hasher = PieceHasher::new(None);
+        hasher.update(&content);
+        fs_err::write(&path, &content).unwrap();
+        let erofs = finish(hasher, &path);
+        let length = fs_err::metadata(&path).unwrap().len();
+        assert_eq!(erofs.end_of_digests(), length);
+        let flip = |at: usize| {
+            let mut bytes = fs_err::read(&path).unwrap();
+            bytes[at] ^= 1;
+            fs_err::write(&path, bytes).unwrap();
+        };
+        let found = || {
+            let file = fs_err::File::open(&path).unwrap().into_parts().0;
+            let pieces = pieces_of(&file, &erofs).unwrap()?;
+            Some(pieces.iter().map(|piece| piece.is_in(&file).unwrap()).collect::<Vec<_>>())
+        };
+        assert_eq!(found(), Some(vec![true; 3]));
+        for (at, expected) in
+            [(0, [false, true, true]), (MIB - 1, [false, true, true]), (MIB, [true, false, true])]
+        {
+            flip(at);
+            assert_eq!(found(), Some(expected.to_vec()), "byte {at}");
+            flip(at);
+        }
+        flip(content.len() + 40);
+        assert_eq!(found(), Some(vec![true; 3]), "the digests are damaged, and no piece is");
+        flip(content.len() - 1);
+        assert_eq!(found(), None, "both are");
+    }
+
     #[test]
     fn pieces_are_hashed_as_they_come_and_replaced_ones_again() {
         let dir = tempfile::tempdir().unwrap();
@@ -297,7 +380,7 @@ mod tests {
         hasher.replace(MIB as u64 - 2, 4);
         fs_err::write(&path, &content).unwrap();
         let bytes = content.len() as u64;
-        let file = hasher.finish(fs_err::File::open(&path).unwrap().file()).unwrap();
+        let file = finish(hasher, &path);
         let pieces: Vec<u8> = content.chunks(MIB).flat_map(Sha256::digest).collect();
         let expected = Digest::sha256(pieces).hex().to_owned();
         assert_eq!(file, ErofsFile { bytes, implied_bytes: 0, blob_bytes: 0, sha256_of_pieces: expected });
@@ -319,7 +402,7 @@ mod tests {
             content[..9].copy_from_slice(b"beginning");
             hasher.replace(0, start);
             fs_err::write(&path, &content).unwrap();
-            let file = hasher.finish(fs_err::File::open(&path).unwrap().file()).unwrap();
+            let file = finish(hasher, &path);
             assert_eq!((file.bytes, file.blob_bytes), (content.len() as u64, blob_bytes as u64));
             let whole = check_erofs_file(&path, &file, LayerCheck::Content).unwrap();
             assert_eq!(whole, None, "{blob_bytes}");

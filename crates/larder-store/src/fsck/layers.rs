@@ -57,7 +57,8 @@ impl OpenStore {
         })
     }
 
-    fn note_damaged(&self, key: &LayerKey, damaged: bool) -> Result<(), StoreError> {
+    /// Records whether a layer is damaged.
+    pub(crate) fn note_damaged(&self, key: &LayerKey, damaged: bool) -> Result<(), StoreError> {
         self.db.write("record a damaged layer", |writer| {
             if let Some(mut layer) = writer.get::<LayerRecord>(LAYERS, key.as_str())? {
                 layer.damaged = damaged;

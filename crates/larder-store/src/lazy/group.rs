@@ -19,6 +19,7 @@
     reason = "descriptors that come as numbers in events, and a thread with its own table of them"
 )]
 
+use std::collections::HashSet;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
@@ -220,6 +221,16 @@ impl PreContentGroup {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             done => done,
         }
+    }
+
+    /// Inodes of the files that are marked.
+    pub(crate) fn marked(&self) -> io::Result<HashSet<u64>> {
+        let path = format!("/proc/self/fdinfo/{}", self.shared.kept.group.as_raw_fd());
+        let mark = |line: &str| {
+            let inode = line.strip_prefix("fanotify ino:")?.split(' ').next()?;
+            u64::from_str_radix(inode, 16).ok()
+        };
+        Ok(fs_err::read_to_string(path)?.lines().filter_map(mark).collect())
     }
 
     /// Waits for the next event; `None` after [`stop`](PreContentGroup::stop). After an error no more events come.

@@ -6,6 +6,13 @@
 //! the whole blob, in order -> unpacked into the skeleton -> compared with it -> the layer is complete
 //! ```
 //!
+//! The same events verify the data of complete layers when it is first read:
+//!
+//! ```text
+//! read of a piece that was not verified -> its SHA-256 -> right: the read goes on
+//!                                                      -> damaged: the blob, unpacked -> the piece, written again
+//! ```
+//!
 //! A reader gets the layer's bytes, or waits, or gets an error after a bounded time; never the zeros of a hole.
 
 pub(crate) mod group;
@@ -17,8 +24,12 @@ pub(crate) mod read_demand;
 pub(crate) mod reads;
 pub(crate) mod skeleton;
 pub(crate) mod toc;
+pub(crate) mod verified_layer;
+mod verified_layers;
 
 pub(crate) use group::GroupState;
 pub use keeper::{GroupKeeper, KeptGroup};
 pub use partial_layer::FillProgress;
 pub(crate) use partial_layers::PartialLayers;
+pub use verified_layers::ReadVerification;
+pub(crate) use verified_layers::{BegunLayer, VerifiedLayers};

@@ -1,5 +1,7 @@
 //! A layer whose data is filled in: by reads that wait for it, and by the unpacking of its whole blob.
 //!
+//! Of a complete layer whose reads are verified (`verified_layer.rs`), a piece counts as filled once it was verified.
+//!
 //! Each chunk is verified before it is written, and noted as filled once it is written. All else in the filesystem is
 //! there from the start, and is compared with what the archive really has: so a table of contents that lies is found.
 
@@ -238,7 +240,7 @@ impl PartialLayer {
         }
         self.check_alive()?;
         self.file.write_all_at(bytes, chunk.offset)?;
-        self.note_filled(number);
+        self.set_filled(number);
         Ok(())
     }
 
@@ -252,7 +254,7 @@ impl PartialLayer {
             if !self.is_written(number)? {
                 return Ok(number - chunks.start);
             }
-            self.note_filled(number);
+            self.set_filled(number);
         }
         Ok(chunks.len())
     }
@@ -271,12 +273,11 @@ impl PartialLayer {
         Ok(Sha256::digest(&bytes)[..] == compressed.sha256)
     }
 
-    /// Notes a chunk that is there, and lets the reads go on that waited for no other.
-    fn note_filled(&self, number: usize) {
-        let chunk = &self.chunks[number];
+    /// Notes that a chunk is there, as it was verified, and lets the reads go on that need no other.
+    pub(crate) fn set_filled(&self, number: usize) {
         let mut state = self.state();
         if !std::mem::replace(&mut state.filled[number], true) {
-            state.filled_bytes += chunk.chunk.size;
+            state.filled_bytes += self.chunks[number].chunk.size;
         }
         let PartialState { filled, waiting, .. } = &mut *state;
         let is_done = |read: &mut WaitingRead| {
@@ -289,8 +290,19 @@ impl PartialLayer {
         }
     }
 
+    /// Fails the reads that wait for a chunk, which cannot be had now. A later read requests it again.
+    pub(crate) fn fail(&self, number: usize) {
+        self.state().requested[number] = false;
+        drop(self.take_waiting(|read| read.chunks.contains(&number)));
+    }
+
     fn check_alive(&self) -> io::Result<()> {
         if self.state().ended { Err(io::Error::other("the layer was removed")) } else { Ok(()) }
+    }
+
+    /// Whether all chunks are there.
+    pub(crate) fn is_filled_up(&self) -> bool {
+        self.state().filled.iter().all(|filled| *filled)
     }
 
     /// How much is there.
@@ -377,6 +389,10 @@ impl UnfilledLayer for PartialLayer {
             at += piece.len() as u64;
         }
         Ok(())
+    }
+
+    fn end(&self, length: u64) -> io::Result<()> {
+        self.file.set_len(length)
     }
 
     fn file(&self) -> &File {

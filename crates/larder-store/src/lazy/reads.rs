@@ -1,6 +1,6 @@
 //! Reads of incomplete layers: the kernel asks for each, and the answer waits for the data.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::AsFd as _;
 use std::path::Path;
@@ -101,6 +101,11 @@ impl GuardedReads {
         self.group.mark(layer.file().as_fd()).inspect_err(|_| {
             self.files.lock().remove(&file);
         })
+    }
+
+    /// Files that are marked.
+    pub(crate) fn marked(&self) -> io::Result<HashSet<u64>> {
+        self.group.marked()
     }
 
     /// Ends the guard of a complete layer.
@@ -226,7 +231,7 @@ async fn expire(reads: Weak<GuardedReads>) {
             let processes = expired;
             tracing::warn!(
                 ?processes,
-                "reads of incomplete layers have failed: their data did not come in time"
+                "reads of layers have failed: data that is missing or damaged did not come in time"
             );
         }
         if renewed.elapsed() >= RENEW && !reads.layers().is_empty() {

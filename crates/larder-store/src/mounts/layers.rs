@@ -27,6 +27,7 @@ impl OpenStore {
     /// The lower directories of layers, in their order; mounts those that are not mounted. The record of a mount, or of
     /// a snapshot, must have the layers.
     pub(crate) fn mount_layers(&self, layers: &[LayerHandle]) -> Result<Vec<PathBuf>, MountError> {
+        self.verify_metadata(layers)?;
         // An image may have a layer twice.
         let mut lowers: HashMap<&LayerKey, PathBuf> = self.mount_missing(layers)?;
         // Extracting takes as long as unpacking: mounts of other layers do not wait for it.
@@ -36,6 +37,20 @@ impl OpenStore {
             }
         }
         Ok(layers.iter().filter_map(|layer| lowers.get(layer.key()).cloned()).collect())
+    }
+
+    /// Verifies the metadata of layers that are about to be mounted, where reads are verified.
+    fn verify_metadata(&self, layers: &[LayerHandle]) -> Result<(), MountError> {
+        if !self.verified.is_enabled() {
+            return Ok(());
+        }
+        // A repair takes as long as a pull: mounts of other layers do not wait for it.
+        let table = MountTable::read()?;
+        for layer in layers.iter().filter(|layer| !table.has_layer(&self.layout.lower(layer.key()))) {
+            let failed = |cause| MountError::Layer { key: layer.key().clone(), cause };
+            self.verify_before_mount(layer).map_err(failed)?;
+        }
+        Ok(())
     }
 
     /// Mounts those of the layers that are not mounted. Returns the lower directories that there are then: all but

@@ -23,7 +23,6 @@ use super::pull_progress::PullProgress;
 use super::pull_workers::PullWorker;
 use super::spans::{FetchSpanFields, layer_span, unpack_span};
 use crate::disk::{DiskSpace, SpaceReserve};
-use crate::lazy::partial_layer::PartialLayer;
 use crate::lazy::skeleton::MissingData;
 use crate::store::fetch_progress::FetchProgress;
 use crate::store::import::{Import, ImportError};
@@ -133,7 +132,7 @@ pub(super) struct LayerFetch {
     pub(super) progress: Arc<FetchProgress>,
     pub(super) worker: PullWorker,
     /// The layer that takes the data, and the ingest of its blob. `None` for a new one.
-    pub(super) into: Option<(Arc<PartialLayer>, IngestFile)>,
+    pub(super) into: Option<(Arc<dyn UnfilledLayer>, IngestFile)>,
 }
 
 /// Why a fetch stopped.
@@ -330,7 +329,7 @@ impl LayerFetch {
     /// The options of an attempt to unpack the layer, which the progress of the pull follows.
     pub(super) fn options(&self) -> UnpackOptions {
         let options = self.puller.options(self.planned.descriptor.size, &self.worker);
-        let into = self.into.as_ref().map(|(layer, _)| Arc::clone(layer) as Arc<dyn UnfilledLayer>);
+        let into = self.into.as_ref().map(|(layer, _)| Arc::clone(layer));
         let options = UnpackOptions { into, ..options };
         self.origin.progress().set_unpacking(&self.planned.descriptor.digest, Arc::clone(&options.progress));
         options

@@ -33,7 +33,7 @@ use crate::lazy::toc::{ChunkContent, TableOfContents, TocFormat, TocStep};
 use crate::store::error::StoreErrorContext as _;
 use crate::store::fetch_progress::FetchProgress;
 use crate::store::{IngestFile, LAYER_FILE, LayerHandle, LayerKey, StoreError, TransferLogin};
-use crate::unpack::UnpackProgress;
+use crate::unpack::{FinishedLayer, UnfilledLayer, UnpackProgress, UnpackedLayer};
 
 /// Ranges that are fetched at once for reads that wait.
 const RANGES_AT_ONCE: usize = 8;
@@ -177,6 +177,16 @@ fn in_words(error: impl std::error::Error) -> String {
     larder::error_chain(&error)
 }
 
+/// The blob of a layer that is in its place.
+pub(super) struct LayerBlob<'a> {
+    pub(super) session: &'a RepositorySession,
+    pub(super) login: &'a TransferLogin,
+    pub(super) planned: &'a PlannedLayer,
+    pub(super) ingest: &'a IngestFile,
+    /// Layers below it, lowest first.
+    pub(super) lowers: &'a [LayerHandle],
+}
+
 /// A layer that is in its place, and what it is filled from.
 pub(super) struct PlacedPartial {
     pub(super) key: LayerKey,
@@ -226,6 +236,40 @@ impl StorePuller {
         let start = Box::new(move || drop(runtime.spawn(fill.run(demanded))));
         self.store.0.partials.begin(key, layer, start).context("guard the reads of a layer")?;
         Ok(())
+    }
+}
+
+impl StorePuller {
+    /// Fetches the blob of a layer, and unpacks it into the layer.
+    pub(super) async fn unpack_into(
+        &self,
+        blob: LayerBlob<'_>,
+        into: Arc<dyn UnfilledLayer>,
+        workers: &PullWorkers,
+    ) -> Result<(UnpackedLayer, FinishedLayer), PullError> {
+        let progress = PullProgress::begin(&ProgressReporter::unwatched());
+        let (session, login, planned) = (blob.session.clone(), blob.login.clone(), blob.planned.clone());
+        let origin = LayerOrigin::Registry { session, progress, login };
+        let callers = origin.progress().callers().clone();
+        let fetch = LayerFetch {
+            puller: self.clone(),
+            origin,
+            planned: planned.clone(),
+            progress: Arc::new(FetchProgress::new(self.config.minimum_rate, &callers, Instant::now())),
+            worker: workers.worker(),
+            into: Some((into, blob.ingest.clone())),
+        };
+        let StagedLayer { unpacked, file, staging, .. } = fetch.run().await?;
+        let lowers = blob.lowers.to_vec();
+        let _permit = self.permit_lowers(&lowers).await?;
+        let finish = move || -> Result<_, PullError> {
+            let failed = |cause| PullError::Unpack { digest: planned.descriptor.digest.clone(), cause };
+            let lowers = open_lowers(&lowers, lowers.len()).map_err(failed)?;
+            let file = file.finish(&lowers, &Arc::<UnpackProgress>::default()).map_err(failed)?;
+            drop(staging);
+            Ok((unpacked, file))
+        };
+        workers.worker().blocking(finish).await?
     }
 }
 
@@ -290,32 +334,14 @@ impl LayerFill {
     }
 
     async fn attempt_with(&self, workers: &PullWorkers) -> Result<(), PullError> {
-        let progress = PullProgress::begin(&ProgressReporter::unwatched());
-        let (session, login) = (self.session.clone(), self.login.clone());
-        let origin = LayerOrigin::Registry { session, progress, login };
-        let callers = origin.progress().callers().clone();
-        let minimum = self.puller.config.minimum_rate;
-        let fetch = LayerFetch {
-            puller: self.puller.clone(),
-            origin,
-            planned: self.planned.clone(),
-            progress: Arc::new(FetchProgress::new(minimum, &callers, Instant::now())),
-            worker: workers.worker(),
-            into: Some((Arc::clone(&self.layer), self.ingest.clone())),
-        };
-        let StagedLayer { unpacked, file, staging, .. } = fetch.run().await?;
-        let (puller, lowers, layer) = (self.puller.clone(), self.lowers.clone(), Arc::clone(&self.layer));
-        let _permit = puller.permit_lowers(&lowers).await?;
-        let (planned, key, store) = (self.planned.clone(), self.key.clone(), self.puller.store.clone());
-        let finish = move || -> Result<(), PullError> {
-            let failed = |cause| PullError::Unpack { digest: planned.descriptor.digest.clone(), cause };
-            let lowers = open_lowers(&lowers, lowers.len()).map_err(failed)?;
-            let file = file.finish(&lowers, &Arc::<UnpackProgress>::default()).map_err(failed)?;
-            drop(staging);
-            let facts = planned.metadata(&unpacked);
-            Ok(store.complete_layer(&key, &layer, &facts, &file.file)?)
-        };
-        workers.worker().blocking(finish).await??;
+        let LayerFill { session, login, planned, ingest, lowers, .. } = self;
+        let blob = LayerBlob { session, login, planned, ingest, lowers };
+        let into = Arc::clone(&self.layer) as Arc<dyn UnfilledLayer>;
+        let (unpacked, file) = self.puller.unpack_into(blob, into, workers).await?;
+        let facts = planned.metadata(&unpacked);
+        let (key, store, layer) = (self.key.clone(), self.puller.store.clone(), Arc::clone(&self.layer));
+        let complete = move || store.complete_layer(&key, &layer, &facts, &file.file);
+        workers.worker().blocking(complete).await??;
         let ingest = self.ingest.clone();
         workers.worker().blocking(move || ingest.discard()).await??;
         Ok(())

@@ -26,6 +26,7 @@ mod pull_workers;
 mod pulls_in_progress;
 mod resume_fills;
 mod spans;
+mod verify_reads;
 
 use std::collections::{HashMap, HashSet};
 use std::pin::Pin;
@@ -34,7 +35,7 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use larder::backend::{MinimumRate, ProgressReporter};
-use larder::credentials::Credential;
+use larder::credentials::{Credential, NodeKeyring};
 use larder::gc::{ClockReading, ReclaimOutcome, ReclaimTrigger};
 use larder::reference::{Digest, Platform, Reference};
 use larder::retention::{KeepRule, Selector};
@@ -87,6 +88,9 @@ pub struct StorePullConfig {
     pub limits: UnpackLimits,
     /// Images whose containers may start before their layers are complete. Default none.
     pub lazy: LazyPulls,
+    /// Whether complete layers are verified when they are read, where reads are
+    /// [guarded](StorePuller::guard_reads). Default false.
+    pub verify_reads: bool,
 }
 
 /// Images whose containers may start before their layers are complete, in a store whose reads are
@@ -123,6 +127,7 @@ impl Default for StorePullConfig {
             open_files: open_files::default_total(),
             limits: UnpackLimits::default(),
             lazy: LazyPulls::default(),
+            verify_reads: false,
         }
     }
 }
@@ -195,6 +200,8 @@ pub struct StorePuller {
     lazy_minimum: Option<u64>,
     /// Workers of layers that are being filled.
     fills: EndingPulls,
+    /// Credentials of this node, for data of layers that are in use.
+    keyring: Option<Arc<NodeKeyring>>,
 }
 
 impl StorePuller {
@@ -202,6 +209,12 @@ impl StorePuller {
     #[must_use]
     pub fn completely(&self) -> StorePuller {
         StorePuller { completely: true, ..self.clone() }
+    }
+
+    /// Returns the puller that repairs damaged layers with the credentials of this node.
+    #[must_use]
+    pub fn with_node_keyring(&self, keyring: Arc<NodeKeyring>) -> StorePuller {
+        StorePuller { keyring: Some(keyring), ..self.clone() }
     }
 
     /// Returns the puller of images for containers, which refuses artifacts before anything of them is fetched.
@@ -237,6 +250,7 @@ impl StorePuller {
             completely: false,
             lazy_minimum: None,
             fills: EndingPulls::default(),
+            keyring: None,
         }
     }
 

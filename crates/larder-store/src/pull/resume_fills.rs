@@ -63,6 +63,9 @@ impl StorePuller {
                 tokio::spawn(self.clone().resume_later(record));
             }
         }
+        if self.config.verify_reads {
+            self.verify_reads(longest_wait).await?;
+        }
         let store = self.store.clone();
         blocking(move || store.begin_guard()).await??;
         Ok(before)

@@ -19,7 +19,7 @@ use super::sync_descriptor::SyncDescriptor;
 use super::trash::Trash;
 use crate::disk::{Disk, SizeAccuracy};
 use crate::erofs::LayerMountKind;
-use crate::lazy::PartialLayers;
+use crate::lazy::{PartialLayers, VerifiedLayers};
 
 /// A store of images. Clones share it; it is closed with the last of them, and of the layers and files it gave out.
 #[derive(Debug, Clone)]
@@ -45,6 +45,8 @@ pub(crate) struct OpenStore {
     pub(crate) chains: ImageChains,
     /// Layers whose data is being filled in.
     pub(crate) partials: PartialLayers,
+    /// Complete layers whose reads are verified.
+    pub(crate) verified: VerifiedLayers,
     /// Held while layers are mounted for overlays, or unmounted; not while one is extracted.
     pub(crate) layer_mounts: Mutex<()>,
     pub(crate) extractions: ExtractionLocks,

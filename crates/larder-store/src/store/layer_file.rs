@@ -1,7 +1,7 @@
 //! The file of a layer: an EROFS filesystem, and behind it what the store needs.
 //!
 //! ```text
-//! EROFS | archive record | implied directories | record | trailer
+//! EROFS | archive record | implied directories | digests of the pieces | record | trailer
 //! ```
 //!
 //! The kernel does not look behind the filesystem.

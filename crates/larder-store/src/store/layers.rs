@@ -368,7 +368,7 @@ impl OpenStore {
             let (boot, transfers) = (self.disk.boot_id(), transfers.clone());
             let copy = LayerRecordFile { record: record.clone(), boot, transfers };
             let copy = encode(record.key.as_str(), &copy).context(doing)?;
-            write_record(&*file, record.erofs.bytes, &copy).context(doing)
+            write_record(&*file, record.erofs.end_of_digests(), &copy).context(doing)
         };
         write(&record)?;
         record.usage = measure(path).context("measure a layer")?;

@@ -53,6 +53,7 @@ mod sync_descriptor;
 pub(crate) mod transfers;
 mod trash;
 mod usage;
+mod verified;
 
 pub use blob_source::{BlobSource, IngestId, TransferLogin};
 pub(crate) use claims::ClaimRequest;

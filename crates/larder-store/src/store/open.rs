@@ -162,6 +162,7 @@ impl LockedStoreDir {
             erofs: OnceLock::new(),
             chains: super::image_chains::ImageChains::default(),
             partials: crate::lazy::PartialLayers::default(),
+            verified: crate::lazy::VerifiedLayers::default(),
             layer_mounts: Mutex::new(()),
             extractions: ExtractionLocks::default(),
             begun_uses: super::begun_uses::BegunUses::default(),

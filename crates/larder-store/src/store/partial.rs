@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::io;
 use std::os::fd::AsFd as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +15,7 @@ use super::handle::{OpenStore, Store};
 use super::records::{ImageRecord, LayerKey, LayerMetadata, LayerRecord, PartialSource};
 use super::suspects;
 use super::transfers::put_transfers;
+use super::verified::file_of;
 use crate::erofs::ErofsFile;
 use crate::lazy::group::probe;
 use crate::lazy::journal::FileId;
@@ -56,10 +57,14 @@ impl Store {
         begun.context("guard the reads of incomplete layers")
     }
 
-    /// Ends the guard of reads if no layer is incomplete: nothing needs to be kept when this process ends.
+    /// Ends the guard of reads if no layer is incomplete or known to be damaged: nothing needs to be kept when this
+    /// process ends. Reads of complete layers go on, and are verified again from the next start on.
     pub fn end_guard(&self) -> Result<(), StoreError> {
+        let has_damaged = self.0.release_sound_layers();
         match self.0.partials.reads() {
-            Some(reads) if self.partial_layers()?.is_empty() => reads.end().context("end the guard of reads"),
+            Some(reads) if !has_damaged && self.partial_layers()?.is_empty() => {
+                reads.end().context("end the guard of reads")
+            }
             _ => Ok(()),
         }
     }
@@ -190,8 +195,4 @@ impl OpenStore {
         self.note_images(images.iter());
         Ok(())
     }
-}
-
-fn file_of(path: &Path) -> io::Result<FileId> {
-    FileId::of(fs_err::File::open(path)?.file().as_fd())
 }

@@ -44,6 +44,7 @@ impl OpenStore {
     /// Moves a layer's file to the trash, whichever pull it was retained for.
     pub(crate) fn discard_layer(&self, key: &LayerKey) -> io::Result<()> {
         self.partials.forget(key);
+        self.forget_verified(key);
         self.make_way(key)
     }
 

@@ -87,8 +87,8 @@ pub(super) fn write(
         archive = archive.with_frame(record);
     }
     let form = match &options.into {
-        Some(_) => without_data(expected.diff_id),
-        None => ErofsOptions { uuid: bytes_of(expected.diff_id), ..ErofsOptions::default() },
+        Some(layer) if !layer.has_inline_tails() => without_data(expected.diff_id),
+        _ => ErofsOptions { uuid: bytes_of(expected.diff_id), ..ErofsOptions::default() },
     };
     let (mut layer, entries) = PendingLayer::read(&mut archive, path, form, options)?;
     let plain_bytes = archive.finish()?;

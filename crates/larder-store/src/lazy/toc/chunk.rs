@@ -34,6 +34,8 @@ pub(crate) enum ChunkContent {
     /// Only zeros. The blob is not needed for them, and there may be any number of them.
     Zeros,
     Compressed(CompressedChunk),
+    /// In the layer already, unless it is damaged; not of a table of contents.
+    InPlace,
 }
 
 /// Data of a chunk in the blob.

@@ -1,0 +1,258 @@
+//! Verifies complete layers when they are read, and writes damaged pieces of them again.
+//!
+//! ```text
+//! read -> piece -> its SHA-256 -> right: the read goes on
+//!                              -> damaged: blob of the registry -> unpacked -> the piece, written again
+//! ```
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use larder::credentials::{Credential, NodeKeyring};
+use larder::pod::Pod;
+use larder::reference::{ImageName, Reference};
+use larder_registry::RegistryClient;
+use larder_registry::manifest::Descriptor;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::time::{self, Instant};
+
+use super::error::PullError;
+use super::fill::LayerBlob;
+use super::plan::{PlannedLayer, chain_id};
+use super::pull_workers::{PullWorkers, blocking};
+use super::{StorePullConfig, StorePuller};
+use crate::lazy::BegunLayer;
+use crate::lazy::verified_layer::{PieceDemand, VerifiedLayer};
+use crate::store::{
+    BlobSource, ImageLayer, LayerHandle, LayerRecord, OpenStore, Store, StoreError, TransferLogin,
+};
+use crate::unpack::{UnfilledLayer, UnpackError};
+
+/// Pieces of one layer that are verified at once.
+const AT_ONCE: usize = 4;
+/// Times between two attempts to repair a layer: the first, and the longest.
+const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+/// Verifies the layers of a store for as long as that is open.
+struct Verifier {
+    store: Weak<OpenStore>,
+    client: RegistryClient,
+    config: StorePullConfig,
+    keyring: Option<Arc<NodeKeyring>>,
+    /// How long a read waits for a repair.
+    longest_wait: Duration,
+}
+
+/// A registry that has a layer.
+struct RepairSource {
+    name: Reference,
+    planned: PlannedLayer,
+    /// Layers below it, lowest first.
+    lowers: Vec<LayerHandle>,
+}
+
+impl StorePuller {
+    /// Verifies the reads of complete layers from now on, which must be guarded.
+    pub(super) async fn verify_reads(&self, longest_wait: Duration) -> Result<(), PullError> {
+        let (guarded, layers) = unbounded_channel();
+        self.store.0.verified.enable(guarded);
+        let verifier = Verifier {
+            store: Arc::downgrade(&self.store.0),
+            client: self.client.clone(),
+            config: (*self.config).clone(),
+            keyring: self.keyring.clone(),
+            longest_wait,
+        };
+        tokio::spawn(verify_layers(Arc::new(verifier), layers));
+        let store = self.store.clone();
+        Ok(blocking(move || store.resume_verification()).await??)
+    }
+}
+
+/// Ends with the store.
+async fn verify_layers(verifier: Arc<Verifier>, mut layers: UnboundedReceiver<BegunLayer>) {
+    while let Some((layer, demand)) = layers.recv().await {
+        tokio::spawn(verify_layer(Arc::clone(&verifier), layer, demand));
+    }
+}
+
+/// Verifies the pieces that reads wait for, until all are verified or the layer is removed.
+async fn verify_layer(verifier: Arc<Verifier>, layer: Arc<VerifiedLayer>, mut demand: PieceDemand) {
+    let mut pieces = FuturesUnordered::new();
+    let mut repair = None;
+    loop {
+        tokio::select! {
+            is_right = pieces.next(), if !pieces.is_empty() => {
+                match is_right {
+                    Some(Some(true)) if layer.is_verified() => return,
+                    Some(Some(false)) if repair.is_none() => {
+                        repair = Some(Box::pin(verifier.repair(&layer)));
+                    }
+                    Some(None) => return, // the store is closed
+                    _ => {}
+                }
+            }
+            () = async { if let Some(repair) = &mut repair { repair.await } }, if repair.is_some() => {
+                repair = None;
+                if layer.is_verified() {
+                    return;
+                }
+            }
+            Some(number) = demand.recv(), if pieces.len() < AT_ONCE => {
+                pieces.push(verifier.verify(&layer, number));
+            }
+            _ = layer.reads.ended() => return,
+        }
+    }
+}
+
+/// Why a layer could not be repaired.
+struct RepairFailure {
+    reason: String,
+    /// Another attempt ends in the same way, unless images change.
+    is_lasting: bool,
+}
+
+impl Verifier {
+    fn store(&self) -> Option<Store> {
+        self.store.upgrade().map(Store)
+    }
+
+    /// Verifies a piece; `None` once the store is closed.
+    async fn verify(&self, layer: &Arc<VerifiedLayer>, number: usize) -> Option<bool> {
+        let (store, layer) = (self.store()?, Arc::clone(layer));
+        let verify = move || {
+            let is_right = layer.verify(number);
+            store.end_if_verified(&layer);
+            is_right
+        };
+        blocking(verify).await.ok()
+    }
+
+    /// Writes the damaged pieces of a layer again, as soon as a registry sends it. The layer is recorded as damaged
+    /// meanwhile if reads have failed.
+    async fn repair(&self, layer: &Arc<VerifiedLayer>) {
+        let (mut wait, began, mut is_recorded) = (RETRY.0, Instant::now(), false);
+        while let Some(store) = self.store().filter(|_| layer.is_damaged()) {
+            let key = &layer.record.key;
+            let failure = self.try_repair(&store, layer).await.err();
+            store.end_if_verified(layer);
+            let is_late = began.elapsed() >= self.longest_wait;
+            let is_recorded_now = failure.as_ref().is_some_and(|failure| failure.is_lasting || is_late);
+            if is_recorded_now != is_recorded {
+                is_recorded = is_recorded_now;
+                let noted = Arc::clone(layer);
+                if let Ok(Err(error)) = blocking(move || store.note_damage(&noted, is_recorded)).await {
+                    tracing::error!(layer = %key, %error, "cannot record the damage of a layer");
+                }
+            }
+            let Some(RepairFailure { reason, is_lasting }) = failure else {
+                tracing::warn!(layer = %key, "repaired a damaged layer");
+                continue;
+            };
+            tracing::warn!(layer = %key, reason, "cannot repair a damaged layer yet: its reads fail");
+            if is_lasting {
+                layer.damaged().into_iter().for_each(|number| layer.reads.fail(number));
+            }
+            time::sleep(wait).await;
+            wait = RETRY.1.min(wait * 2);
+        }
+    }
+
+    async fn try_repair(&self, store: &Store, layer: &Arc<VerifiedLayer>) -> Result<(), RepairFailure> {
+        let passing = |reason: String| RepairFailure { reason, is_lasting: false };
+        let (asked, record) = (store.clone(), layer.record.clone());
+        let sources = blocking(move || asked.sources_of(&record)).await;
+        let sources = sources.map_err(|error| passing(larder::error_chain(&error)))?;
+        let sources = sources.map_err(|error| passing(larder::error_chain(&error)))?;
+        let puller = StorePuller::new(store.clone(), self.client.clone(), self.config.clone());
+        let mut failure = RepairFailure { reason: "it came from no registry".into(), is_lasting: true };
+        for source in sources {
+            for credential in self.credentials(&source.name).await {
+                match puller.repair_from(&source, credential.as_ref(), layer).await {
+                    Ok(true) => return Ok(()),
+                    Ok(false) => failure.reason = format!("{} has other bytes now", source.name.name()),
+                    Err(error) => failure = passing(larder::error_chain(&error)),
+                }
+            }
+        }
+        Err(failure)
+    }
+
+    /// The credentials of this node to try for an image.
+    async fn credentials(&self, name: &Reference) -> Vec<Option<Credential>> {
+        let Some(keyring) = &self.keyring else { return vec![None] };
+        let found = keyring.lookup(&ImageName::from(name.to_string().as_str()), &[], &Pod::default()).await;
+        match found {
+            Ok(found) if !found.is_empty() => found.into_iter().map(Some).collect(),
+            _ => vec![None],
+        }
+    }
+}
+
+impl StorePuller {
+    /// Unpacks the blob of a layer into it, until it has no known damage. False if the blob has other bytes. It is kept
+    /// for damage that is found later, until space is reclaimed.
+    async fn repair_from(
+        &self,
+        source: &RepairSource,
+        credential: Option<&Credential>,
+        layer: &Arc<VerifiedLayer>,
+    ) -> Result<bool, PullError> {
+        let (session, login) =
+            (self.client.session(&source.name, credential)?, TransferLogin::from(credential));
+        let Descriptor { digest, size, .. } = &source.planned.descriptor;
+        let blob = BlobSource::registry(&source.name, login.clone(), digest.clone(), *size);
+        let store = self.store.clone();
+        let ingest = blocking(move || store.ingest(&blob)).await??;
+        // A lazy pull has left all ends of files with the data. The blob is here for the second attempt.
+        for has_inline_tails in [true, false] {
+            layer.begin_repair(has_inline_tails);
+            let unpacked = LayerBlob {
+                session: &session,
+                login: &login,
+                planned: &source.planned,
+                ingest: &ingest,
+                lowers: &source.lowers,
+            };
+            let workers = PullWorkers::new(self.syncer.begin(), &self.fills);
+            let done =
+                self.unpack_into(unpacked, Arc::clone(layer) as Arc<dyn UnfilledLayer>, &workers).await;
+            workers.end().await;
+            match done {
+                // Its end is an error, too.
+                _ if layer.is_repaired() => return Ok(true),
+                Err(PullError::Unpack { cause: UnpackError::Differs { .. }, .. }) | Ok(_) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(false)
+    }
+}
+
+impl Store {
+    /// Registries that may have a layer.
+    fn sources_of(&self, record: &LayerRecord) -> Result<Vec<RepairSource>, StoreError> {
+        let mut sources = Vec::new();
+        for image in self.images()? {
+            let Some(at) = image.layers.iter().position(|layer| layer.key == record.key) else { continue };
+            let ImageLayer { diff_id, digest, size, media_type, .. } = &image.layers[at];
+            let below = image.layers[..at].iter().map(|layer| self.layer(&layer.key));
+            let lowers: Vec<_> = below.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
+            let mut chain = None;
+            for layer in &image.layers[..=at] {
+                chain = Some(chain_id(chain.as_ref(), &layer.diff_id));
+            }
+            for name in &image.digests {
+                let (Ok(name), Some(chain_id)) = (Reference::parse(name), chain.clone()) else { continue };
+                let descriptor = Descriptor::new(media_type.clone(), digest.clone(), *size);
+                let planned =
+                    PlannedLayer { descriptor, diff_id: diff_id.clone(), chain_id, files: Vec::new() };
+                sources.push(RepairSource { name, planned, lowers: lowers.clone() });
+            }
+        }
+        Ok(sources)
+    }
+}

@@ -1,0 +1,127 @@
+//! Complete layers whose reads are verified: each piece when it is first read, the metadata before the mount.
+
+use std::io;
+use std::os::fd::AsFd as _;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::db::{DbRead as _, LAYERS};
+use super::error::{StoreError, StoreErrorContext as _};
+use super::handle::{OpenStore, Store};
+use super::layers::LayerHandle;
+use super::layout::names_in;
+use super::records::{LayerKey, LayerRecord};
+use crate::lazy::ReadVerification;
+use crate::lazy::group::open_without_events;
+use crate::lazy::journal::FileId;
+use crate::lazy::verified_layer::VerifiedLayer;
+use crate::unpack::UnfilledLayer as _;
+
+const DOING: &str = "verify the reads of a layer";
+
+impl Store {
+    /// Verification of complete layers when they are read; `None` where reads are not verified.
+    pub fn read_verification(&self) -> Option<ReadVerification> {
+        self.0.verified.report()
+    }
+
+    /// Verifies the reads of layers again that an earlier process has left guarded or mounted.
+    pub(crate) fn resume_verification(&self) -> Result<(), StoreError> {
+        let Some(reads) = self.0.partials.reads() else { return Ok(()) };
+        let marked = reads.marked().context(DOING)?;
+        let mounted = names_in(&self.0.layout.lowers()).context(DOING)?;
+        let layers: Vec<LayerRecord> = self.0.db.read(DOING, |reader| reader.all(LAYERS))?;
+        for record in layers.into_iter().filter(OpenStore::has_verified_reads) {
+            let path = self.0.layout.layer(&record.key);
+            let is_guarded = file_of(&path).is_ok_and(|file| marked.contains(&file.ino));
+            if is_guarded || mounted.iter().any(|key| key == record.key.as_str()) {
+                let key = record.key.clone();
+                match self.0.begin_verification(record) {
+                    Ok(layer) => layer.request_metadata(),
+                    // Its reads fail.
+                    Err(error) => tracing::error!(layer = %key, %error, "cannot verify the reads of a layer"),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A layer is like any other once all its pieces are verified.
+    pub(crate) fn end_if_verified(&self, layer: &Arc<VerifiedLayer>) {
+        if layer.is_verified() {
+            self.0.verified.end(layer);
+            self.0.release_verified(layer);
+        }
+    }
+
+    /// Records that a layer is damaged, or no longer is, unless it was replaced.
+    pub(crate) fn note_damage(&self, layer: &VerifiedLayer, is_damaged: bool) -> Result<(), StoreError> {
+        let _guard = self.0.lock_content();
+        let key = &layer.record.key;
+        let is_same = file_of(&self.0.layout.layer(key)).ok() == FileId::of(layer.file().as_fd()).ok();
+        if is_same { self.0.note_damaged(key, is_damaged) } else { Ok(()) }
+    }
+}
+
+impl OpenStore {
+    /// Whether the pieces of a layer can be verified one by one: a file of an artifact is one piece.
+    fn has_verified_reads(record: &LayerRecord) -> bool {
+        record.present && record.partial.is_none() && record.erofs.blob_bytes == 0
+    }
+
+    /// Guards a layer that is about to be mounted, and verifies its metadata. Fails if that is damaged and was not
+    /// repaired in time. Blocks, not within the runtime.
+    pub(crate) fn verify_before_mount(&self, layer: &LayerHandle) -> io::Result<()> {
+        if !self.verified.is_enabled() || !OpenStore::has_verified_reads(layer.record()) {
+            return Ok(());
+        }
+        match self.verified.get(layer.key(), file_of(layer.path())?) {
+            Some(guarded) => guarded.read_metadata(),
+            None => self.begin_verification(layer.record().clone())?.read_metadata(),
+        }
+    }
+
+    fn begin_verification(&self, record: LayerRecord) -> io::Result<Arc<VerifiedLayer>> {
+        let reads = self.partials.reads().ok_or(io::ErrorKind::Unsupported)?;
+        let file = open_without_events(&self.layout.layer(&record.key))?;
+        let damaged = "the layer and the digests of its pieces are damaged";
+        let key = record.key.clone();
+        let Some((layer, demand)) = VerifiedLayer::open(file.into(), record, self.verified.counts())? else {
+            self.note_damaged(&key, true).map_err(io::Error::other)?;
+            return Err(io::Error::new(io::ErrorKind::InvalidData, damaged));
+        };
+        let layer = Arc::new(layer);
+        reads.guard(&layer.reads)?;
+        self.verified.begin(&layer, demand)?;
+        Ok(layer)
+    }
+
+    /// Ends the verification of a layer that is removed: nothing has it mounted.
+    pub(super) fn forget_verified(&self, key: &LayerKey) {
+        if let Some(layer) = self.verified.remove(key) {
+            layer.reads.end();
+            self.release_verified(&layer);
+        }
+    }
+
+    /// Ends the verification of the layers of which no damage is known. Returns whether there are others.
+    pub(super) fn release_sound_layers(&self) -> bool {
+        let (damaged, sound): (Vec<_>, Vec<_>) =
+            self.verified.all().into_iter().partition(|layer| layer.is_damaged());
+        for layer in sound {
+            self.release_verified(&layer);
+        }
+        !damaged.is_empty()
+    }
+
+    fn release_verified(&self, layer: &VerifiedLayer) {
+        if let Some(Err(error)) = self.partials.reads().map(|reads| reads.release(&layer.reads)) {
+            tracing::warn!(%error, layer = %layer.record.key, "cannot end the guard of a layer: its reads stay slower");
+        }
+    }
+}
+
+/// The file at this path.
+pub(super) fn file_of(path: &Path) -> io::Result<FileId> {
+    FileId::of(fs_err::File::open(path)?.file().as_fd())
+}
