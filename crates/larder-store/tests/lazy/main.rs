@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
+mod verified_reads;
+
 use std::collections::BTreeMap;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
@@ -142,8 +144,9 @@ fn put_image(registry: &FaultRegistry, layers: &[&Fixture]) -> Reference {
     let config = json!({"architecture": "amd64", "os": "linux",
         "rootfs": {"type": "layers", "diff_ids": diff_ids}});
     let config = config.to_string();
-    let media = "application/vnd.oci.image.layer.v1.tar+zstd";
     let descriptor = |layer: &&Fixture| {
+        let compression = if layer.blob.starts_with(&[0x1f, 0x8b]) { "gzip" } else { "zstd" };
+        let media = format!("application/vnd.oci.image.layer.v1.tar+{compression}");
         json!({"mediaType": media, "digest": registry.put_blob(layer.blob.clone()),
             "size": layer.blob.len(), "annotations": layer.annotations})
     };
@@ -174,12 +177,20 @@ impl LazyNode {
         keeper: Arc<KeepHere>,
         longest_wait: Duration,
     ) -> Option<(LazyNode, GuardedBefore)> {
+        LazyNode::of(LazyNode::puller(dir.path(), false), dir, keeper, longest_wait).await
+    }
+
+    async fn of(
+        puller: StorePuller,
+        dir: TempDir,
+        keeper: Arc<KeepHere>,
+        longest_wait: Duration,
+    ) -> Option<(LazyNode, GuardedBefore)> {
         if !rustix::process::geteuid().is_root() {
             assert!(std::env::var_os("CI").is_none(), "CI must not skip mounts: run the tests as root");
             eprintln!("==== SKIPPED, NOT TESTED: mounting needs root; run the tests as root ====");
             return None;
         }
-        let puller = LazyNode::puller(dir.path());
         match puller.guard_reads(keeper, longest_wait).await {
             Ok(before) => Some((LazyNode { dir, puller }, before)),
             Err(error) => {
@@ -190,12 +201,12 @@ impl LazyNode {
         }
     }
 
-    fn puller(dir: &Path) -> StorePuller {
+    fn puller(dir: &Path, verify_reads: bool) -> StorePuller {
         let store = Store::open(&dir.join("store"), StoreConfig::default()).unwrap();
         let registry =
             RegistryConfig { stall_window: Duration::from_millis(500), ..RegistryConfig::default() };
         let lazy = LazyPulls { images: vec![Selector::Name("*".into())], minimum_size: 0 };
-        let config = StorePullConfig { lazy, ..StorePullConfig::default() };
+        let config = StorePullConfig { lazy, verify_reads, ..StorePullConfig::default() };
         StorePuller::new(store, RegistryClient::new(registry), config)
     }
 
