@@ -22,6 +22,8 @@ use rustix::fs::{Advice, fadvise};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
+use crate::lazy::group::open_to_check;
+
 const PIECE: u64 = 1 << 20;
 /// Bytes of a digest.
 const DIGEST: usize = 32;
@@ -257,7 +259,7 @@ pub(crate) fn check_erofs_file(
     expected: &ErofsFile,
     check: LayerCheck,
 ) -> io::Result<Option<String>> {
-    let file = match fs_err::File::open(path) {
+    let file = match open_to_check(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Some("missing".into())),
         file => file?,
     };
@@ -272,7 +274,6 @@ pub(crate) fn check_erofs_file(
     if check == LayerCheck::Size {
         return Ok(None);
     }
-    let file = file.into_parts().0;
     if check == LayerCheck::Disk {
         fadvise(&file, 0, None, Advice::DontNeed)?;
     }

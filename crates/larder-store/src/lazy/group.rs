@@ -313,6 +313,15 @@ pub(crate) fn open_without_events(path: &Path) -> io::Result<OwnedFd> {
     file.try_clone_to_owned()
 }
 
+/// Opens the file of a layer to check it as it is. Where this process may, without events: nothing answers those of a
+/// group that is kept while no daemon runs.
+pub(crate) fn open_to_check(path: &Path) -> io::Result<std::fs::File> {
+    match open_without_events(path) {
+        Ok(file) => Ok(file.into()),
+        Err(_) => Ok(fs_err::File::open(path)?.into_parts().0),
+    }
+}
+
 /// Why layers cannot be used here before they are complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum PreContentUnsupported {

@@ -10,6 +10,7 @@ use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::path::Path;
 
 use crate::disk::DiskFile;
+use crate::lazy::group::open_to_check;
 
 /// Name of the layer's file while the layer is staged.
 pub const LAYER_FILE: &str = "layer.erofs";
@@ -23,7 +24,7 @@ const TRAILER: usize = MAGIC.len() + 9 + 9 + 1;
 
 /// The copy of the record of a layer at this path.
 pub(crate) fn read_record(layer: &Path) -> io::Result<Vec<u8>> {
-    let mut file = fs_err::File::open(layer)?;
+    let mut file = open_to_check(layer)?;
     let damaged = || io::Error::new(io::ErrorKind::InvalidData, "the copy of its record is damaged");
     let end = file.metadata()?.len().checked_sub(TRAILER as u64).ok_or_else(damaged)?;
     file.seek(SeekFrom::Start(end))?;

@@ -246,6 +246,10 @@ fn a_read_of_damage_waits_through_a_restart() {
     let LazyNode { dir, puller } = node;
     drop(puller);
     runtime.shutdown_timeout(LONGEST_WAIT);
+    let store = Store::open_for_check(&dir.path().join("store"), StoreConfig::default()).unwrap();
+    let checked = store.fsck(&FsckOptions::default()).unwrap();
+    assert_eq!(checked.problems.len(), 1, "a check waits for no answer: {:?}", checked.problems);
+    drop(store);
     assert!(!reader.is_finished(), "the damage is not read while nothing verifies");
     registry.clear_faults();
     let runtime = tokio::runtime::Runtime::new().unwrap();
