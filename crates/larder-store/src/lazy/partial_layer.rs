@@ -183,6 +183,17 @@ impl PartialLayer {
         is_free
     }
 
+    /// Whether a chunk is the next one of reads in order, and nothing fetches it: it counts as requested from now on.
+    pub(crate) fn claim_next(&self, number: usize) -> bool {
+        let mut state = self.state();
+        let is_next = number.checked_sub(1).is_some_and(|before| state.filled.get(before) == Some(&true));
+        let is_missing = state.filled.get(number) == Some(&false) && !state.requested[number];
+        if is_next && is_missing {
+            state.requested[number] = true;
+        }
+        is_next && is_missing
+    }
+
     /// Requests a chunk again that did not come, if reads wait for it; else the next read requests it.
     pub(crate) fn retry(&self, number: usize) {
         let mut state = self.state();

@@ -130,6 +130,11 @@ impl VerifiedLayer {
         is_right
     }
 
+    /// Whether the piece before this one was read.
+    pub(crate) fn is_read_in_order(&self, number: usize) -> bool {
+        number.checked_sub(1).is_some_and(|before| self.reads.is_filled(before))
+    }
+
     /// Bytes of a piece.
     fn piece_bytes(&self, number: usize) -> u64 {
         let range = &self.pieces[number].range;

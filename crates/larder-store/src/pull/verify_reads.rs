@@ -32,6 +32,8 @@ use crate::unpack::{UnfilledLayer, UnpackError};
 
 /// Pieces of one layer that are verified at once.
 const AT_ONCE: usize = 4;
+/// Pieces that are verified ahead of reads in order.
+const AHEAD: usize = 8;
 /// Times between two attempts to repair a layer: the first, and the longest.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
@@ -122,13 +124,24 @@ impl Verifier {
 
     /// Verifies a piece; `None` once the store is closed.
     async fn verify(&self, layer: &Arc<VerifiedLayer>, number: usize) -> Option<bool> {
-        let (store, layer) = (self.store()?, Arc::clone(layer));
+        let (store, reads, layer) = (self.store()?, Arc::clone(&layer.reads), Arc::clone(layer));
         let verify = move || {
-            let is_right = layer.verify(number);
+            let is_in_order = layer.is_read_in_order(number);
+            let mut is_right = layer.verify(number);
+            // The reads of this piece go on while the next ones are verified.
+            for next in number + 1..=number + if is_in_order { AHEAD } else { 0 } {
+                if layer.reads.claim_next(next) {
+                    is_right &= layer.verify(next);
+                }
+            }
             store.end_if_verified(&layer);
             is_right
         };
-        blocking(verify).await.ok()
+        Some(blocking(verify).await.unwrap_or_else(|error| {
+            tracing::error!(%error, "cannot verify what a container reads");
+            reads.fail(number);
+            true
+        }))
     }
 
     /// Writes the damaged pieces of a layer again, as soon as a registry sends it. The layer is recorded as damaged
