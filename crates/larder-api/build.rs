@@ -94,7 +94,7 @@ const OTHER_WORDS: [(&str, &str); 2] = [
 ];
 
 /// Messages that the command line prints as they are, with `-o json`; enums as words.
-const SHOWN: [&str; 47] = [
+const SHOWN: [&str; 48] = [
     "CallStatus",
     "Collection",
     "Condition",
@@ -130,6 +130,7 @@ const SHOWN: [&str; 47] = [
     "Pull",
     "PullLayer",
     "PulledRecord",
+    "ReadVerificationStatus",
     "RegistryStatus",
     "Removal",
     "RuntimeResponse",

@@ -304,6 +304,8 @@ pub struct StoreSettings {
     pub max_image_bytes: u64,
     /// Uncompressed bytes of an image for each compressed byte; 0 is no limit.
     pub max_expansion: u64,
+    /// Whether complete layers are verified when they are read.
+    pub verify_reads: bool,
 }
 
 impl Config {
@@ -362,6 +364,7 @@ impl Config {
                 images: self.lazy.images.clone(),
                 minimum_size: self.lazy.minimum_size,
             },
+            verify_reads: self.store.verify_reads,
             limits: larder_store::unpack::UnpackLimits {
                 max_plain_bytes: self.store.max_layer_bytes,
                 max_image_bytes: self.store.max_image_bytes,

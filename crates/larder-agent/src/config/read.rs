@@ -343,6 +343,7 @@ impl ConfigDraft {
                 max_layer_bytes: pull.limits.max_plain_bytes,
                 max_image_bytes: pull.limits.max_image_bytes,
                 max_expansion: pull.limits.max_expansion,
+                verify_reads: pull.verify_reads,
             },
             runtime: CriConfig {
                 sandbox_images: SANDBOX_IMAGES.map(str::to_owned).to_vec(),

@@ -8,6 +8,7 @@ use larder::gc::{GcPolicy, GcStatus, ImageCache, NodeImage, images_for_node_stat
 use larder::image_service::{FsStats, ImageStats};
 use larder_api::v1 as api;
 use larder_registry::RegistryLoad;
+use larder_store::lazy::ReadVerification;
 use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 
@@ -80,6 +81,7 @@ pub(super) async fn now(
         registries: registries(&node.storage),
         kubernetes: node.workloads.cluster().map(NodeCluster::status),
         lazy_pulls: lazy_pulls(&node.storage, &config).await,
+        read_verification: read_verification(&node.storage, &config).await,
     }
 }
 
@@ -125,6 +127,30 @@ async fn lazy_pulls(storage: &Storage, config: &Config) -> Option<api::LazyPullS
         filled_bytes: fill.progress.filled_bytes,
         total_bytes: fill.progress.total_bytes,
         waiting_reads: count(fill.progress.waiting as u64),
+    })
+}
+
+/// Verification of layers when they are read. `None` where that is not set.
+async fn read_verification(storage: &Storage, config: &Config) -> Option<api::ReadVerificationStatus> {
+    let store = storage.store()?.store().clone();
+    if !config.store.verify_reads {
+        return None;
+    }
+    let Some(report) = store.read_verification() else {
+        let reason = spawn_blocking(move || match store.check_guard() {
+            Ok(()) => "see the log of the start".to_owned(),
+            Err(error) => error_chain(&error),
+        });
+        let problem = Some(reason.await.ok()?);
+        return Some(api::ReadVerificationStatus { problem, ..Default::default() });
+    };
+    let ReadVerification { guarded_layers, verified_bytes, damaged_pieces, repaired_pieces } = report;
+    Some(api::ReadVerificationStatus {
+        problem: None,
+        unverified_layers: guarded_layers,
+        verified_bytes,
+        damaged_pieces,
+        repaired_pieces,
     })
 }
 

@@ -3,11 +3,13 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use larder::backend::Container;
 use larder::error_chain;
 use larder::events::{EventReason, EventType};
 use larder_store::backend::StoreBackend;
+use larder_store::pull::GuardedBefore;
 use larder_store::store::Suspect;
 
 use super::Node;
@@ -15,13 +17,14 @@ use crate::group_keeper;
 
 impl Node {
     /// Lets containers read layers before they are complete, if images are selected for that or an earlier process has
-    /// left some. `program` keeps the guard of their reads while no larder runs. Before anything is mounted.
+    /// left some, and verifies what they read of complete ones, if that is set. `program` keeps the guard of their
+    /// reads while no larder runs. Before anything is mounted.
     pub(crate) async fn guard_reads(&self, program: &Path) {
         let Some(store) = self.storage.store() else { return };
         let config = self.settings.now();
         let before = match has_incomplete(store).await {
-            Ok(false) if config.lazy.images.is_empty() => return,
-            Ok(_) => guard(store, program, config.lazy.read_timeout).await,
+            Ok(false) if config.lazy.images.is_empty() && !config.store.verify_reads => return,
+            Ok(_) => self.guard(store, program, config.lazy.read_timeout).await,
             Err(error) => Err(error),
         };
         match before {
@@ -38,6 +41,9 @@ impl Node {
                 }
             }
             Err(reason) => {
+                if config.store.verify_reads {
+                    tracing::warn!(reason, "reads of layers are not verified");
+                }
                 tracing::warn!(
                     reason,
                     "layers cannot be read before they are complete: images are pulled in full"
@@ -72,6 +78,19 @@ impl Node {
             tracing::warn!("{}", error_chain(&error));
         }
     }
+
+    async fn guard(
+        &self,
+        store: &StoreBackend,
+        program: &Path,
+        read_timeout: Duration,
+    ) -> Result<GuardedBefore, String> {
+        let keeper =
+            group_keeper::choose(program, store.store().root()).map_err(|error| error.to_string())?;
+        let puller = store.puller().with_node_keyring(Arc::clone(self.pulls.manager().credentials()));
+        let guarded = puller.guard_reads(Arc::from(keeper), read_timeout).await;
+        guarded.map_err(|error| error_chain(&error))
+    }
 }
 
 /// A suspect and the next step, in words. Volumes of images are views of a sandbox, and have its ID in their keys.
@@ -92,16 +111,6 @@ async fn has_incomplete(store: &StoreBackend) -> Result<bool, String> {
     let store = store.store().clone();
     let asked = tokio::task::spawn_blocking(move || store.has_incomplete_layers()).await;
     asked.map_err(|error| error.to_string())?.map_err(|error| error_chain(&error))
-}
-
-async fn guard(
-    store: &StoreBackend,
-    program: &Path,
-    read_timeout: std::time::Duration,
-) -> Result<larder_store::pull::GuardedBefore, String> {
-    let keeper = group_keeper::choose(program, store.store().root()).map_err(|error| error.to_string())?;
-    let guarded = store.puller().guard_reads(Arc::from(keeper), read_timeout).await;
-    guarded.map_err(|error| error_chain(&error))
 }
 
 #[cfg(test)]

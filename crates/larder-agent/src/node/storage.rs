@@ -12,7 +12,7 @@ use larder::retry::retry_until;
 use larder_cri::CriBackend;
 use larder_registry::RegistryLoad;
 use larder_store::backend::StoreBackend;
-use larder_store::lazy::FillProgress;
+use larder_store::lazy::{FillProgress, ReadVerification};
 use tokio::time;
 
 use super::Observability;
@@ -219,6 +219,11 @@ impl Storage {
             sum.progress.waiting += waiting;
         }
         sum
+    }
+
+    /// Verification of layers when they are read; `None` where reads are not verified.
+    pub(crate) fn read_verification(&self) -> Option<ReadVerification> {
+        self.store()?.store().read_verification()
     }
 
     /// Warnings about the registries that requested a wait.

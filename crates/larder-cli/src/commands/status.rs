@@ -1,11 +1,12 @@
 //! `larder status`: the daemon's process, backend, pulls and last GC round.
 
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use larder::go_format;
 use larder_api::v1::{
-    DiskUse, GcPhase, GcRound, GcStatus, LazyPullStatus, OtherFilesystem, RegistryStatus, StatusRequest,
-    StatusResponse,
+    DiskUse, GcPhase, GcRound, GcStatus, LazyPullStatus, OtherFilesystem, ReadVerificationStatus,
+    RegistryStatus, StatusRequest, StatusResponse,
 };
 use larder_api::{EnumWord as _, convert};
 use tokio::time::{self, Instant};
@@ -109,6 +110,9 @@ fn table(status: &StatusResponse, wide: bool) -> TextTable {
     if let Some(lazy) = &status.lazy_pulls {
         table.row(["Lazy pulls".to_owned(), lazy_pulls(lazy)]);
     }
+    if let Some(reads) = &status.read_verification {
+        table.row(["Verified reads".to_owned(), verified_reads(reads)]);
+    }
     table.row(["Last GC".to_owned(), last_gc(status.gc.as_ref())]);
     if let Some(round) = status.gc.as_ref().and_then(|gc| gc.round.as_ref()) {
         table.row(["GC".to_owned(), running_round(round)]);
@@ -148,6 +152,20 @@ fn lazy_pulls(status: &LazyPullStatus) -> String {
     format!(
         "{state}, {incomplete_layers} incomplete layers ({filled} of {total}), {waiting_reads} waiting reads"
     )
+}
+
+/// Whether layers are verified when they are read, and what was damaged.
+fn verified_reads(status: &ReadVerificationStatus) -> String {
+    if let Some(problem) = &status.problem {
+        return format!("not possible, reads are not verified: {problem}");
+    }
+    let ReadVerificationStatus { unverified_layers, damaged_pieces, repaired_pieces, .. } = status;
+    let verified = go_format::bytes(status.verified_bytes);
+    let mut text = format!("{verified} verified, {unverified_layers} layers in part");
+    if *damaged_pieces > 0 {
+        let _ = write!(text, ", {damaged_pieces} MiB damaged, {repaired_pieces} repaired");
+    }
+    text
 }
 
 fn last_gc(status: Option<&GcStatus>) -> String {
@@ -270,6 +288,23 @@ mod tests {
             ..ready
         };
         assert_eq!(lazy_pulls(&filling), "ready, 2 incomplete layers (12MB of 1.3GB), 3 waiting reads");
+    }
+
+    #[test]
+    fn verified_reads_have_what_was_damaged_or_why_there_are_none() {
+        let sound = ReadVerificationStatus {
+            verified_bytes: 12_000_000,
+            unverified_layers: 2,
+            ..ReadVerificationStatus::default()
+        };
+        assert_eq!(verified_reads(&sound), "12MB verified, 2 layers in part");
+        let damaged = ReadVerificationStatus { damaged_pieces: 3, repaired_pieces: 1, ..sound };
+        let expected = "12MB verified, 2 layers in part, 3 MiB damaged, 1 repaired";
+        assert_eq!(verified_reads(&damaged), expected);
+        let problem = Some("it needs CAP_SYS_ADMIN".into());
+        let none = ReadVerificationStatus { problem, ..ReadVerificationStatus::default() };
+        let expected = "not possible, reads are not verified: it needs CAP_SYS_ADMIN";
+        assert_eq!(verified_reads(&none), expected);
     }
 
     #[test]

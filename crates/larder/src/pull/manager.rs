@@ -39,7 +39,7 @@ use crate::scheduler::{Callers, WorkDemand};
 /// Makes images present, by kubelet's rules. Calls may overlap; dropping one abandons it.
 pub struct ImageManager {
     pub(super) images: ImageService,
-    pub(super) credentials: NodeKeyring,
+    pub(super) credentials: Arc<NodeKeyring>,
     pub(super) records: Option<Arc<dyn PullRecords>>,
     pub(super) events: Arc<dyn EventSink>,
     pub(super) metrics: Option<Arc<dyn PullMetrics>>,
@@ -66,7 +66,7 @@ impl ImageManager {
         ImageManager {
             puller: RwLock::new(Arc::new(ImagePuller::new(images.clone(), &config, Instant::now()))),
             images,
-            credentials: NodeKeyring::default(),
+            credentials: Arc::default(),
             records: None,
             events: Arc::new(LogSink),
             metrics: None,
@@ -95,7 +95,7 @@ impl ImageManager {
     /// Credentials beside the pods' pull secrets.
     #[must_use]
     pub fn with_credentials(self, credentials: NodeKeyring) -> Self {
-        ImageManager { credentials, ..self }
+        ImageManager { credentials: Arc::new(credentials), ..self }
     }
 
     /// Records that decide who may use a present image.
@@ -141,7 +141,7 @@ impl ImageManager {
     }
 
     /// Where credentials come from, besides the pull secrets of requests.
-    pub fn credentials(&self) -> &NodeKeyring {
+    pub fn credentials(&self) -> &Arc<NodeKeyring> {
         &self.credentials
     }
 

@@ -4,8 +4,8 @@ use larder_registry::Proxy;
 use serde_json::json;
 
 use super::super::codecs::{
-    AbsolutePathCodec, ByteSizeCodec, DurationCodec, IntegerCodec, ListCodec, OptionalCodec, SettingCodec,
-    StringCodec,
+    AbsolutePathCodec, BoolCodec, ByteSizeCodec, DurationCodec, IntegerCodec, ListCodec, OptionalCodec,
+    SettingCodec, StringCodec,
 };
 use super::values::{CacheSizeCodec, ProxyUrlCodec, RegistryCodec};
 use super::{ConfigDraft, ReloadSupport, Setting, settings};
@@ -101,6 +101,12 @@ settings! {
     /// How many uncompressed bytes an image may have for each compressed byte, beyond 1 GiB; 0 is no limit. Runs of
     /// zeros do not count: they take no space.
     "store.maxExpansion": IntegerCodec<u64, 0, 1_000_000> => store.max_expansion, Restart;
+
+    /// Verify each MiB of a complete layer when containers first read it, and the metadata of a layer before it is
+    /// mounted; what is damaged on the disk is repaired from the registry before it is read, or the read fails after
+    /// `pull.lazy.readTimeout`. Takes effect in a daemon with larder's own store, where [lazy
+    /// pulls](lazy-pulls.md#what-it-needs) are possible; see [damaged layers](lazy-pulls.md#damaged-layers).
+    "store.verifyReads": BoolCodec => store.verify_reads, Restart;
 
     /// Memory for the page cache of the database.
     "store.databaseCache": CacheSizeCodec => store.config.database_cache_bytes, Restart;

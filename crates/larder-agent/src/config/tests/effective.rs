@@ -134,6 +134,12 @@ fn lazily_pulled_images_are_none_unless_selected() {
 }
 
 #[test]
+fn reads_are_verified_only_where_that_is_set() {
+    let verifies = |text: &str| read(text).unwrap().store_pull().verify_reads;
+    assert!(!verifies("") && verifies("store: {verifyReads: true}"));
+}
+
+#[test]
 fn lists_are_read_whole() {
     let config = read(
         "gc:\n  keep:\n    - {name: app/*, ttl: 1h, budget: 5GiB}\n    - {label: team=a=b}\n    - {repository: '*', newest: 3}\n\

@@ -82,6 +82,7 @@ fn another(setting: &Setting) -> &'static str {
         | "docker.pruneBuildCache"
         | "containerd.snapshotter"
         | "cri.pinLeased"
+        | "store.verifyReads"
         | "kubernetes.enabled" => "true",
         "cri.pinKept"
         | "cri.pinMounted"

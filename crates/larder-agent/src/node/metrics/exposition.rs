@@ -230,6 +230,11 @@ fn store(registry: &mut Registry, storage: &Storage) {
     if storage.store().is_none() {
         return;
     }
+    let verification = storage.read_verification().unwrap_or_default();
+    gauge(registry, "larder_store_unverified_layers", verification.guarded_layers);
+    counter(registry, "larder_store_verified_bytes", verification.verified_bytes);
+    counter(registry, "larder_store_damaged_pieces", verification.damaged_pieces);
+    counter(registry, "larder_store_repaired_pieces", verification.repaired_pieces);
     let fill = storage.fill();
     gauge(registry, "larder_lazy_incomplete_layers", fill.layers);
     gauge(registry, "larder_lazy_filled_bytes", fill.progress.filled_bytes);

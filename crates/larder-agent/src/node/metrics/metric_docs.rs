@@ -176,6 +176,18 @@ metrics! {
     /// Reads of containers that wait for data of incomplete layers
     "larder_lazy_waiting_reads": Gauge;
 
+    /// Complete layers in use that have data which was not read and verified yet, with `store.verifyReads`
+    "larder_store_unverified_layers": Gauge;
+
+    /// Bytes of complete layers that were verified when they were read
+    "larder_store_verified_bytes": Counter;
+
+    /// MiB of complete layers that were found damaged when they were read
+    "larder_store_damaged_pieces": Counter;
+
+    /// Of these, those that were repaired
+    "larder_store_repaired_pieces": Counter;
+
     /// 1 if the backend responds, 0 if not
     "larder_backend_up": Gauge;
 

@@ -27,8 +27,8 @@ use crate::serve::connections::Connections;
 
 /// Metrics of larder's own store and of the exporter of traces, which scenario tests check, and of a cluster, which its
 /// tests check with [`assert_served`].
-const CHECKED_ELSEWHERE: [&str; 4] =
-    ["larder_lazy_", "larder_registry_", "larder_trace_", "larder_kubernetes_"];
+const CHECKED_ELSEWHERE: [&str; 5] =
+    ["larder_lazy_", "larder_store_", "larder_registry_", "larder_trace_", "larder_kubernetes_"];
 
 /// A disk of 1000 bytes with nothing on it but the images.
 struct TestFsStats(Arc<FakeBackend>);

@@ -173,7 +173,9 @@ fn a_pull_moves_the_metrics_of_registry_and_disk() {
         assert!(daemon.metric("larder_pulled_image_bytes_total") > 4_000_000.0);
         assert!(daemon.metric("larder_image_pull_duration_seconds_count") > 0.5);
         let lazy = ["incomplete_layers", "filled_bytes", "total_bytes", "waiting_reads"];
-        for name in lazy.map(|name| format!("larder_lazy_{name}")) {
+        let reads = ["unverified_layers", "verified_bytes", "damaged_pieces", "repaired_pieces"];
+        let of_store = lazy.map(|name| format!("larder_lazy_{name}")).into_iter();
+        for name in of_store.chain(reads.map(|name| format!("larder_store_{name}"))) {
             assert_eq!(daemon.metrics().contains(&name), daemon.metrics().contains(names[0]), "{name}");
         }
         // A runtime speaks to registries itself, and its disk is its own.
