@@ -74,6 +74,7 @@ pub(crate) fn write_skeleton(
         lower_work: layer.pause()?,
         skipped_xattrs: layer.skipped_xattrs(),
         hides_lowers: layer.hides_lowers(),
+        checkpoints: Vec::new(),
     };
     Ok((unpacked, layer, chunks))
 }

@@ -5,6 +5,7 @@
 
 use std::io::{self, Read};
 
+use super::checkpoints::{Checkpoint, CheckpointRecorder, SPACING};
 use super::compression::DetectedCompression;
 use super::gzip::GzipReader;
 use super::source::CompressedReader;
@@ -20,7 +21,7 @@ pub(super) struct LayerDecoder<R: Read> {
 enum DecoderKind<R: Read> {
     Gzip(Box<GzipReader<CompressedReader<R>>>),
     Zstd(Box<ZstdReader<R>>),
-    Plain(Box<CompressedReader<R>>),
+    Plain(Box<CompressedReader<R>>, CheckpointRecorder),
 }
 
 impl<R: Read> LayerDecoder<R> {
@@ -32,10 +33,13 @@ impl<R: Read> LayerDecoder<R> {
             Ok(start) => DetectedCompression::detect(start),
             Err(error) => return Err(source.take_fault().unwrap_or(UnpackError::Read(error))),
         };
+        let recorder = CheckpointRecorder::new(SPACING);
         let form = match compression {
-            DetectedCompression::Gzip => DecoderKind::Gzip(Box::new(GzipReader::new(source))),
-            DetectedCompression::Zstd => DecoderKind::Zstd(Box::new(ZstdReader::new(source, limits))),
-            DetectedCompression::None => DecoderKind::Plain(Box::new(source)),
+            DetectedCompression::Gzip => DecoderKind::Gzip(Box::new(GzipReader::recording(source, recorder))),
+            DetectedCompression::Zstd => {
+                DecoderKind::Zstd(Box::new(ZstdReader::new(source, recorder, limits)))
+            }
+            DetectedCompression::None => DecoderKind::Plain(Box::new(source), recorder),
             foreign @ (DetectedCompression::Xz | DetectedCompression::Bzip2) => {
                 // Wrong bytes are the better news: another try may bring the right ones.
                 let foreign = UnpackError::ForeignCompression(foreign);
@@ -49,7 +53,7 @@ impl<R: Read> LayerDecoder<R> {
         match self.form {
             DecoderKind::Gzip(_) => DetectedCompression::Gzip,
             DecoderKind::Zstd(_) => DetectedCompression::Zstd,
-            DecoderKind::Plain(_) => DetectedCompression::None,
+            DecoderKind::Plain(..) => DetectedCompression::None,
         }
     }
 
@@ -60,7 +64,13 @@ impl<R: Read> LayerDecoder<R> {
             let read = match &mut self.form {
                 DecoderKind::Gzip(decoder) => decoder.read(&mut buffer[filled..]),
                 DecoderKind::Zstd(decoder) => decoder.read(&mut buffer[filled..]),
-                DecoderKind::Plain(source) => source.read(&mut buffer[filled..]),
+                DecoderKind::Plain(source, recorder) => {
+                    if recorder.is_due() {
+                        recorder.take_start(source.position());
+                    }
+                    let read = source.read(&mut buffer[filled..]);
+                    read.inspect(|read| recorder.pass(&buffer[filled..filled + read]))
+                }
             };
             match read {
                 Ok(0) => break,
@@ -78,20 +88,21 @@ impl<R: Read> LayerDecoder<R> {
         if self.failed.is_some() { Err(DecoderFailed) } else { Ok(filled) }
     }
 
-    /// Ends the reading: returns the compressed size once size and digest are as declared.
+    /// Ends the reading: returns the compressed size once size and digest are as declared, and the checkpoints.
     ///
     /// After an error in the bytes it reads the rest, without inflating it: a wrong digest explains the error.
     /// `skip_rest` reports that no reader needs the rest.
-    pub(super) fn finish(self, skip_rest: bool) -> Result<u64, UnpackError> {
+    pub(super) fn finish(self, skip_rest: bool) -> Result<(u64, Vec<Checkpoint>), UnpackError> {
         let LayerDecoder { form, failed } = self;
-        let source = match form {
-            DecoderKind::Gzip(decoder) => decoder.into_inner(),
-            DecoderKind::Zstd(decoder) => decoder.into_inner(),
-            DecoderKind::Plain(source) => *source,
+        let (source, recorder) = match form {
+            DecoderKind::Gzip(decoder) => decoder.into_parts(),
+            DecoderKind::Zstd(decoder) => decoder.into_parts(),
+            DecoderKind::Plain(source, recorder) => (*source, Some(recorder)),
         };
+        let checkpoints = || recorder.map_or_else(Vec::new, CheckpointRecorder::finish);
         match failed {
-            None if skip_rest => Ok(source.bytes_read()),
-            None => source.finish(),
+            None if skip_rest => Ok((source.bytes_read(), Vec::new())),
+            None => Ok((source.finish()?, checkpoints())),
             Some(error @ UnpackError::Decompress { .. }) if !skip_rest => {
                 Err(source.finish().err().unwrap_or(error))
             }
@@ -103,7 +114,7 @@ impl<R: Read> LayerDecoder<R> {
         match &mut self.form {
             DecoderKind::Gzip(decoder) => decoder.get_mut(),
             DecoderKind::Zstd(decoder) => decoder.get_mut(),
-            DecoderKind::Plain(source) => source,
+            DecoderKind::Plain(source, _) => source,
         }
     }
 }

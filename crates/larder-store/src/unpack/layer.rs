@@ -3,6 +3,7 @@
 use larder::reference::Digest;
 use larder_registry::manifest::archive_id;
 
+use super::checkpoints::Checkpoint;
 use super::compression::DetectedCompression;
 
 /// Facts about a layer before it is read.
@@ -42,6 +43,8 @@ pub struct UnpackedLayer {
     pub skipped_xattrs: u64,
     /// Whether there are whiteouts or opaque directories.
     pub hides_lowers: bool,
+    /// Places from which parts of it can be decompressed.
+    pub(crate) checkpoints: Vec<Checkpoint>,
 }
 
 /// Counts of what needs the layers below.

@@ -102,6 +102,7 @@ pub(super) fn write(
         lower_work,
         skipped_xattrs: layer.skipped_xattrs(),
         hides_lowers: layer.hides_lowers(),
+        checkpoints: Vec::new(),
     };
     Ok((unpacked, layer))
 }

@@ -20,6 +20,8 @@
 mod archive;
 mod archive_record;
 mod beneath;
+#[allow(dead_code, reason = "the index of a layer keeps them, and its repair reads them")]
+mod checkpoints;
 mod compression;
 mod decompress;
 mod directory_writer;
@@ -74,6 +76,7 @@ pub use rebuild_archive::{RebuildError, rebuild_archive};
 pub(crate) use stream::{BufferSource, TarStream, from_reader};
 pub use write_behind::{BackgroundSyncer, WriteBehind};
 
+use checkpoints::Checkpoint;
 use decompress::LayerDecoder;
 use source::CompressedReader;
 
@@ -91,13 +94,15 @@ pub fn unpack_layer(
 ) -> Result<(UnpackedLayer, PendingLayer), UnpackError> {
     let (read, (unpacked, layer)) =
         read_layer(compressed, expected, options, |feed| layer_writer::write(feed, expected, path, options))?;
-    Ok((UnpackedLayer { compression: read.compression, compressed_bytes: read.bytes, ..unpacked }, layer))
+    let CompressedSummary { compression, bytes: compressed_bytes, checkpoints } = read;
+    Ok((UnpackedLayer { compression, compressed_bytes, checkpoints, ..unpacked }, layer))
 }
 
 /// Findings of the half that reads compressed bytes.
 struct CompressedSummary {
     compression: DetectedCompression,
     bytes: u64,
+    checkpoints: Vec<Checkpoint>,
 }
 
 /// Reads and inflates a layer, and passes the plain bytes to `write`.
@@ -123,8 +128,8 @@ fn on_one_thread<R: Read, T>(
     let compression = decoder.compression();
     let written = write(&mut stream::inline(&mut decoder));
     let skip_rest = written.as_ref().is_err_and(UnpackError::is_local);
-    let read = decoder.finish(skip_rest).map(|bytes| CompressedSummary { compression, bytes });
-    join(read, written)
+    let read = decoder.finish(skip_rest);
+    join(read.map(|(bytes, checkpoints)| CompressedSummary { compression, bytes, checkpoints }), written)
 }
 
 fn on_two_threads<R: Read + Send, T>(
@@ -142,7 +147,7 @@ fn on_two_threads<R: Read + Send, T>(
             let compression = decoder.compression();
             pump.run(&mut decoder);
             let finished = decoder.finish(skip_rest.load(Ordering::Acquire));
-            finished.map(|bytes| CompressedSummary { compression, bytes })
+            finished.map(|(bytes, checkpoints)| CompressedSummary { compression, bytes, checkpoints })
         });
         let reader =
             reader.map_err(|error| UnpackError::file("start a thread of", "layer-inflate", error))?;

@@ -65,6 +65,7 @@ pub fn unpack_file(
         lower_work,
         skipped_xattrs: 0,
         hides_lowers: false,
+        checkpoints: Vec::new(),
     };
     Ok((unpacked, layer))
 }

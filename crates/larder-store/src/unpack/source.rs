@@ -78,6 +78,11 @@ impl<R: Read> CompressedReader<R> {
         self.read
     }
 
+    /// Compressed bytes taken so far.
+    pub(super) fn position(&self) -> u64 {
+        self.read - (self.end - self.start) as u64
+    }
+
     /// Waits until all bytes are local.
     pub(super) fn wait_for_download(&mut self) -> io::Result<()> {
         let Some(Err(error)) = self.download.as_ref().map(LayerDownload::wait) else { return Ok(()) };

@@ -13,6 +13,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use zstd::stream::raw::{DParameter, Decoder, InBuffer, Operation as _, OutBuffer};
 
 use super::UnpackLimits;
+use super::checkpoints::CheckpointRecorder;
 use super::source::CompressedReader;
 
 /// Bytes of a window that takes nothing of the shared memory: that of `zstd -19`.
@@ -86,6 +87,7 @@ pub(super) struct ZstdReader<R> {
     share: Option<WindowShare>,
     max_window_log: u32,
     at: FramePosition,
+    recorder: CheckpointRecorder,
 }
 
 /// Part of a zstd frame that the next compressed byte belongs to.
@@ -99,17 +101,21 @@ enum FramePosition {
 }
 
 impl<R: Read> ZstdReader<R> {
-    pub(super) fn new(source: CompressedReader<R>, limits: &UnpackLimits) -> ZstdReader<R> {
-        let max_window_log = limits.max_zstd_window_log;
-        ZstdReader { source, decoder: None, share: None, max_window_log, at: FramePosition::Start }
+    pub(super) fn new(
+        source: CompressedReader<R>,
+        recorder: CheckpointRecorder,
+        limits: &UnpackLimits,
+    ) -> ZstdReader<R> {
+        let (max_window_log, at) = (limits.max_zstd_window_log, FramePosition::Start);
+        ZstdReader { source, decoder: None, share: None, max_window_log, at, recorder }
     }
 
     pub(super) fn get_mut(&mut self) -> &mut CompressedReader<R> {
         &mut self.source
     }
 
-    pub(super) fn into_inner(self) -> CompressedReader<R> {
-        self.source
+    pub(super) fn into_parts(self) -> (CompressedReader<R>, Option<CheckpointRecorder>) {
+        (self.source, Some(self.recorder))
     }
 
     /// Gets a decoder for a frame, with the memory that its window needs. The decoder refuses a larger one than is
@@ -146,6 +152,7 @@ impl<R: Read> ZstdReader<R> {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "incomplete frame"));
         }
         self.source.consume(taken);
+        self.recorder.pass(&into[..made]);
         if left == 0 {
             self.at = FramePosition::Between;
         }
@@ -171,6 +178,9 @@ impl<R: Read> Read for ZstdReader<R> {
             }
             // What is no frame is the decoder's to refuse.
             let window = window_of(header).unwrap_or(0);
+            if self.recorder.is_due() {
+                self.recorder.take_start(self.source.position());
+            }
             self.prepare(window)?;
             self.at = FramePosition::Body;
         }
