@@ -20,6 +20,7 @@ impl OpenStore {
         let _guard = self.lock_content();
         let mut leftovers = self.leftover_layers()?;
         leftovers.extend(self.leftover_blobs()?);
+        leftovers.extend(self.leftover_indexes().context(doing)?);
         for name in names_in(&self.layout.ingests()).context(doing)? {
             if digest_of_name(&name).is_none() {
                 leftovers.push(self.layout.ingests().join(name));

@@ -27,8 +27,8 @@ use crate::lazy::skeleton::MissingData;
 use crate::store::fetch_progress::FetchProgress;
 use crate::store::import::{Import, ImportError};
 use crate::store::{
-    ARCHIVE_RECORD, BlobSource, ClaimRequest, IngestFile, LAYER_FILE, LayerStaging, Store, StoreError,
-    TransferLogin,
+    ARCHIVE_RECORD, BlobSource, ClaimRequest, IngestFile, LAYER_FILE, LayerHandle, LayerStaging, Store,
+    StoreError, TransferLogin,
 };
 use crate::unpack::{
     FilePlace, LayerDownload, PendingLayer, UnfilledLayer, UnpackOptions, UnpackProgress, UnpackedLayer,
@@ -107,6 +107,14 @@ pub(super) struct StagedLayer {
     pub(super) partial: Option<MissingData>,
 }
 
+/// Result of the fetch of a layer.
+pub(super) enum FetchedContent {
+    /// All of it was unpacked.
+    Staged(Box<StagedLayer>),
+    /// It was here and damaged; it is whole now.
+    Repaired(LayerHandle),
+}
+
 /// Compressed bytes of a layer on this machine.
 pub(super) enum LayerBytes {
     /// Fetched from a registry.
@@ -156,7 +164,7 @@ impl FetchStop {
 impl LayerFetch {
     /// Fetches and unpacks the layer within the bounds of the scheduler. It gives its slot to other layers that need it
     /// more, and continues behind them.
-    pub(super) async fn run(self) -> Result<StagedLayer, PullError> {
+    pub(super) async fn run(self) -> Result<FetchedContent, PullError> {
         let span = layer_span(&self.planned);
         let work = self.origin.work(self.progress.callers());
         let policy = RetryPolicy::unlimited(BUSY_RETRY, BUSY_RETRY);
@@ -171,7 +179,7 @@ impl LayerFetch {
         fetched
     }
 
-    async fn fetch_in_slot(&self, work: &ScheduledWork) -> Result<StagedLayer, FetchStop> {
+    async fn fetch_in_slot(&self, work: &ScheduledWork) -> Result<FetchedContent, FetchStop> {
         let config = &self.puller.config;
         let wait = tracing::trace_span!("pull.Wait", larder.wait.reason = "layer slot");
         self.progress.set_queued(true, Instant::now());
@@ -187,10 +195,13 @@ impl LayerFetch {
         }
     }
 
-    async fn fetch(&self) -> Result<StagedLayer, PullError> {
+    async fn fetch(&self) -> Result<FetchedContent, PullError> {
         let staged = match &self.origin {
             LayerOrigin::Registry { session, .. } => {
                 self.origin.note(&self.planned, LayerPhase::Fetching);
+                if let Some(layer) = self.repair(session).await? {
+                    return Ok(FetchedContent::Repaired(layer));
+                }
                 match self.fetch_skeleton(session).await? {
                     Some(staged) => staged,
                     None => self.fetch_verified(session).await?,
@@ -206,7 +217,7 @@ impl LayerFetch {
         };
         self.origin.note(&self.planned, LayerPhase::Unpacked);
         tracing::debug!(digest = %self.planned.descriptor.digest, "unpacked a layer");
-        Ok(staged)
+        Ok(FetchedContent::Staged(Box::new(staged)))
     }
 
     /// Fetches and unpacks the layer. Bytes that turn out to be wrong are fetched once more, without the hosts that

@@ -22,7 +22,7 @@ use tokio::time::{self, Instant};
 
 use super::StorePuller;
 use super::error::PullError;
-use super::fetch_layer::{LayerBytes, LayerFetch, LayerOrigin, StagedLayer};
+use super::fetch_layer::{FetchedContent, LayerBytes, LayerFetch, LayerOrigin, StagedLayer};
 use super::lowers::open_lowers;
 use super::plan::PlannedLayer;
 use super::pull_progress::PullProgress;
@@ -259,7 +259,9 @@ impl StorePuller {
             worker: workers.worker(),
             into: Some((into, blob.ingest.clone())),
         };
-        let StagedLayer { unpacked, file, staging, .. } = fetch.run().await?;
+        // A layer that takes its data is filled, and not repaired.
+        let FetchedContent::Staged(staged) = fetch.run().await? else { return Err(PullError::Abandoned) };
+        let StagedLayer { unpacked, file, staging, .. } = *staged;
         let lowers = blob.lowers.to_vec();
         let _permit = self.permit_lowers(&lowers).await?;
         let finish = move || -> Result<_, PullError> {
@@ -340,7 +342,11 @@ impl LayerFill {
         let (unpacked, file) = self.puller.unpack_into(blob, into, workers).await?;
         let facts = planned.metadata(&unpacked);
         let (key, store, layer) = (self.key.clone(), self.puller.store.clone(), Arc::clone(&self.layer));
-        let complete = move || store.complete_layer(&key, &layer, &facts, &file.file);
+        let (index, puller) = (planned.index(unpacked, &file), self.puller.clone());
+        let complete = move || {
+            puller.keep_index(&key, &index);
+            store.complete_layer(&key, &layer, &facts, &file.file)
+        };
         workers.worker().blocking(complete).await??;
         let ingest = self.ingest.clone();
         workers.worker().blocking(move || ingest.discard()).await??;

@@ -3,6 +3,7 @@
 //! ```text
 //! the claim        -> Claimed, or Waiting (another pull fetches it), or Present (in the store)
 //! Claimed          -> Fetching -> Unpacked -> Ready (merged with the layers below)
+//! Fetching         -> Present (it was damaged, and is repaired)
 //! Waiting          -> Present, or Unclaimed (the other pull gave up, or is slow)
 //! Present          -> Ready, or Unclaimed (it does not fit on the layers below)
 //! Unclaimed        -> the claim
@@ -28,7 +29,9 @@ use tokio::time::{self, Instant};
 
 use super::StorePuller;
 use super::error::PullError;
-use super::fetch_layer::{CancelUnpackOnDrop, LayerBytes, LayerFetch, LayerOrigin, StagedLayer};
+use super::fetch_layer::{
+    CancelUnpackOnDrop, FetchedContent, LayerBytes, LayerFetch, LayerOrigin, StagedLayer,
+};
 use super::fill::PlacedPartial;
 use super::lowers::{check_content, open_lowers};
 use super::plan::{PlannedLayer, PullPlan};
@@ -101,6 +104,14 @@ impl<C, W, U, L> LayerState<C, W, U, L> {
         }
     }
 
+    /// The layer was in the store and damaged, and is whole now.
+    fn repaired(self, layer: L) -> Self {
+        match self {
+            LayerState::Fetching(_) => LayerState::Present(layer),
+            state => state,
+        }
+    }
+
     /// This pull gives up its claim or its wait. The fetched bytes remain on disk.
     fn released(self) -> Self {
         match self {
@@ -142,7 +153,7 @@ pub(super) struct LayerJobs<'p> {
     origin: &'p LayerOrigin,
     worker: PullWorker,
     jobs: Vec<LayerJob>,
-    fetches: FuturesUnordered<BoxFuture<'static, (usize, Result<StagedLayer, PullError>)>>,
+    fetches: FuturesUnordered<BoxFuture<'static, (usize, Result<FetchedContent, PullError>)>>,
 }
 
 impl StorePuller {
@@ -209,8 +220,7 @@ impl LayerJobs<'_> {
                 }
                 LayerState::Claimed(_) | LayerState::Fetching(_) => {
                     let (at, fetched) = self.fetches.next().await.ok_or(PullError::Abandoned)?;
-                    let staged = fetched?;
-                    self.jobs[at].update(|state| state.fetched(staged));
+                    self.note_fetched(at, fetched?);
                 }
                 LayerState::Unpacked(..) => self.merge(at, below).await?,
                 LayerState::Present(layer) => {
@@ -219,6 +229,15 @@ impl LayerJobs<'_> {
                 }
                 LayerState::Ready(layer) => return Ok(layer.clone()),
             }
+        }
+    }
+
+    /// The fetch of a layer has ended. Pulls that wait for a repaired one find it in the store.
+    fn note_fetched(&mut self, at: usize, fetched: FetchedContent) {
+        let job = &mut self.jobs[at];
+        match fetched {
+            FetchedContent::Staged(staged) => job.update(|state| state.fetched(*staged)),
+            FetchedContent::Repaired(layer) => job.update(|state| state.repaired(layer)),
         }
     }
 
@@ -277,8 +296,7 @@ impl LayerJobs<'_> {
             tokio::select! {
                 layer = &mut ended => self.jobs[at].update(|state| state.other_ended(layer)),
                 Some((at, fetched)) = self.fetches.next() => {
-                    let staged = fetched?;
-                    self.jobs[at].update(|state| state.fetched(staged));
+                    self.note_fetched(at, fetched?);
                 }
                 _ = checks.tick() => self.claim_slow_layers().await?,
             }
@@ -332,6 +350,7 @@ impl LayerJobs<'_> {
             let id = if file.depends_on_lowers { &planned.chain_id } else { &planned.diff_id };
             let facts = planned.metadata(&unpacked);
             let key = LayerKey::from(id);
+            let index = planned.index(unpacked, &file);
             if let (Some(partial), LayerBytes::Ingest(ingest)) = (partial, &bytes) {
                 let source = PartialSource {
                     blob,
@@ -359,12 +378,16 @@ impl LayerJobs<'_> {
                 puller.prepare_fill(session, login, placed)?;
                 return Ok(layer);
             }
+            if matches!(origin, LayerOrigin::Registry { .. }) {
+                puller.keep_index(&key, &index);
+            }
             let layer = match &bytes {
                 LayerBytes::Ingest(ingest) if !planned.files.is_empty() => {
-                    ingest.become_layer(|path| staging.finish_at(path, &key, facts, file.file, &blob))?
+                    ingest.become_layer(|path| staging.finish_at(path, &key, facts, file.file, &blob))
                 }
-                _ => staging.finish(&key, facts, file.file, &blob)?,
+                _ => staging.finish(&key, facts, file.file, &blob),
             };
+            let layer = layer.inspect_err(|_| puller.store.discard_stray_index(&key))?;
             // Its bytes are of no more use: if the image is not committed now, the layer itself is kept for the next
             // attempt.
             if let LayerBytes::Ingest(ingest) = bytes {
@@ -442,6 +465,12 @@ mod tests {
     fn a_present_layer_is_ready_only_if_it_fits() {
         assert_eq!(TestState::Present("layer").checked(true), LayerState::Ready("layer"));
         assert_eq!(TestState::Present("layer").checked(false), LayerState::Unclaimed);
+    }
+
+    #[test]
+    fn a_repaired_layer_is_one_of_the_store() {
+        assert_eq!(fetching().repaired("layer"), LayerState::Present("layer"));
+        assert_eq!(TestState::Unclaimed.repaired("layer"), LayerState::Unclaimed, "the claim was released");
     }
 
     #[test]

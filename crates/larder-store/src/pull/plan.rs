@@ -2,8 +2,9 @@
 
 use larder::reference::Digest;
 
+use crate::store::layer_index::{LayerIndex, LayerIndexHead};
 use crate::store::{ClaimOutcome, CommitArtifact, CommitLayer, LayerHandle, LayerKey, LayerMetadata};
-use crate::unpack::{ExpectedLayer, UnpackedLayer};
+use crate::unpack::{ExpectedLayer, FinishedLayer, UnpackedLayer};
 use larder_registry::ImageDocuments;
 use larder_registry::manifest::{ArtifactFile, Descriptor, ImageConfig, ImageManifest, ResolvedArtifact};
 
@@ -44,6 +45,18 @@ impl PlannedLayer {
             plain_bytes: unpacked.plain_bytes,
             skipped_xattrs: unpacked.skipped_xattrs,
         }
+    }
+
+    /// Index of the layer that its blob was unpacked into.
+    pub(super) fn index(&self, unpacked: UnpackedLayer, finished: &FinishedLayer) -> LayerIndex {
+        let head = LayerIndexHead {
+            diff_id: self.diff_id.clone(),
+            digest: self.descriptor.digest.clone(),
+            size: unpacked.compressed_bytes,
+            compression: unpacked.compression,
+            erofs: finished.file.clone(),
+        };
+        LayerIndex { head, checkpoints: unpacked.checkpoints }
     }
 
     /// Returns true if this layer of the store fits on the layers below, whatever they are.

@@ -51,11 +51,11 @@ impl ClaimRequest {
         self.same_repository = true;
     }
 
-    pub(super) fn source(&self) -> &BlobSource {
+    pub(crate) fn source(&self) -> &BlobSource {
         &self.source
     }
 
-    pub(super) fn keys(&self) -> &[LayerKey] {
+    pub(crate) fn keys(&self) -> &[LayerKey] {
         &self.keys
     }
 

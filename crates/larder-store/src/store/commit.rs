@@ -30,7 +30,7 @@ use super::references::ReferencedItem;
 use super::sync_descriptor::{SyncDescriptor, sync_each};
 use super::transfers::put_transfers;
 use super::usage::taken;
-use crate::disk::{DiskSpace, SizeAccuracy, measure};
+use crate::disk::{DiskSpace, SizeAccuracy};
 use crate::erofs::digest::LayerCheck;
 use larder_registry::manifest::{ImageConfig, ManifestError};
 
@@ -225,7 +225,7 @@ impl OpenStore {
                 _ if layer.record().partial.is_some() => layer.record().usage,
                 SizeAccuracy::WhileWritten => layer.record().usage,
                 SizeAccuracy::AfterSync | SizeAccuracy::Estimated => {
-                    measure(layer.path()).context("measure a layer")?
+                    self.measure_layer(layer.path(), layer.key())?
                 }
             };
             records.insert(layer.key().clone(), LayerRecord { usage, ..layer.record().clone() });

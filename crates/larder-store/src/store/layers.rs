@@ -27,7 +27,7 @@ use super::records::{LayerKey, LayerMetadata, LayerRecord, PartialSource};
 use super::references::{ItemReference, ReferencedItem};
 use super::resumable_list::{LayerRecordFile, ResumableLayers, UncommittedLayer};
 use super::sync_descriptor::{SyncDescriptor, has_failed};
-use crate::disk::{DiskSpace, FileOpenMode, measure};
+use crate::disk::{DiskSpace, FileOpenMode};
 use crate::erofs::ErofsFile;
 use crate::unpack::{LayerReader, open_layer, read_implied};
 
@@ -354,7 +354,7 @@ fn read_layer(
 
 impl OpenStore {
     /// Writes what the store knows of a layer to the end of its file. Returns the layer's record, with its size: that
-    /// of an incomplete layer has space for all its data.
+    /// of its index, too, and of an incomplete layer all its data.
     pub(super) fn record_layer(
         &self,
         path: &Path,
@@ -371,7 +371,7 @@ impl OpenStore {
             write_record(&*file, record.erofs.end_of_digests(), &copy).context(doing)
         };
         write(&record)?;
-        record.usage = measure(path).context("measure a layer")?;
+        record.usage = self.measure_layer(path, &record.key)?;
         if record.partial.is_some() {
             record.usage.bytes = record.usage.bytes.max(record.erofs.bytes);
         }
@@ -463,7 +463,7 @@ impl OpenStore {
             self.uncommitted_layers.kept.put(kept);
             return Ok(());
         }
-        self.discard(&layer.path)?;
+        self.discard_layer(&layer.record.key)?;
         self.trash.kick();
         Ok(())
     }

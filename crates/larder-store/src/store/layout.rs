@@ -88,6 +88,16 @@ impl StoreLayout {
         self.layers().join(key.as_str())
     }
 
+    /// Made with the first index.
+    pub(crate) fn indexes(&self) -> PathBuf {
+        self.root.join("indexes")
+    }
+
+    /// The index of a layer.
+    pub(crate) fn index(&self, key: &LayerKey) -> PathBuf {
+        self.indexes().join(key.as_str())
+    }
+
     pub(crate) fn ingests(&self) -> PathBuf {
         self.root.join("ingest")
     }

@@ -32,6 +32,7 @@ pub mod import;
 mod ingest;
 pub(crate) mod layer_check;
 pub(crate) mod layer_file;
+pub(crate) mod layer_index;
 pub(crate) mod layers;
 pub(crate) mod layout;
 pub(crate) mod listing;

@@ -217,6 +217,7 @@ fn may_become_a_store(root: &Path) -> io::Result<bool> {
         "format.new",
         "guard",
         "images",
+        "indexes",
         "ingest",
         "larder.db",
         "larder.db-wal",

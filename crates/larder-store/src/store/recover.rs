@@ -18,6 +18,7 @@ impl OpenStore {
         self.recover_staging()?;
         self.recover_layers()?;
         self.sweep()?;
+        self.recover_indexes()?;
         self.recover_blobs()?;
         self.recover_names()?;
         self.note_missing_images()?;
@@ -70,6 +71,15 @@ impl OpenStore {
         }
         let missing: Vec<LayerKey> = known.iter().filter_map(|key| LayerKey::parse(key)).collect();
         self.note_missing(&missing)
+    }
+
+    /// Indexes of layers that were removed.
+    fn recover_indexes(&self) -> Result<(), StoreError> {
+        let doing = "clean up indexes of layers";
+        for path in self.leftover_indexes().context(doing)? {
+            self.discard(&path).context(doing)?;
+        }
+        Ok(())
     }
 
     /// Notes that layers are not there, and that the images which need them are not whole.

@@ -41,11 +41,12 @@ impl OpenStore {
         Ok(())
     }
 
-    /// Moves a layer's file to the trash, whichever pull it was retained for.
+    /// Moves a layer's file to the trash, whichever pull it was retained for, and removes its index.
     pub(crate) fn discard_layer(&self, key: &LayerKey) -> io::Result<()> {
         self.partials.forget(key);
         self.forget_verified(key);
-        self.make_way(key)
+        self.make_way(key)?;
+        self.disk.remove_file(&self.layout.index(key))
     }
 
     /// Moves a layer's file to the trash, for one that replaces it. If it is being filled, that goes on: overlays that

@@ -20,7 +20,7 @@ use crate::disk::{DiskSpace, SizeAccuracy, free_space, measure, measure_one};
 /// Disk usage of the store by category, as `larder df` shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StoreUsage {
-    /// Unpacked layers, each once.
+    /// Unpacked layers with their indexes, each once.
     pub layers: DiskSpace,
     /// Of these, layers shared by several images.
     pub shared_layers: DiskSpace,
@@ -249,6 +249,7 @@ impl Store {
                 + measured(&layout.lock())?
                 + measured(&layout.format())?
                 + measure_one(&layout.layers()).context(doing)?
+                + taken(&layout.indexes())
                 + measure_one(layout.root()).context(doing)?,
         })
     }

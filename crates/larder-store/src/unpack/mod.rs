@@ -20,9 +20,9 @@
 mod archive;
 mod archive_record;
 mod beneath;
-#[allow(dead_code, reason = "the index of a layer keeps them, and its repair reads them")]
 mod checkpoints;
 mod compression;
+mod data_places;
 mod decompress;
 mod directory_writer;
 mod error;
@@ -54,7 +54,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 pub(crate) use archive::{LayerArchive, LayerEntry, LayerEntryKind, header_problem, name_at};
+pub(crate) use checkpoints::{Checkpoint, CompressedPart, compressed_parts};
 pub use compression::DetectedCompression;
+pub(crate) use data_places::{DataPlace, data_places};
 pub(crate) use error::named;
 pub use error::{EntryRefusal, LayerEncoding, UnpackError};
 pub(crate) use files::extract_layer;
@@ -76,7 +78,6 @@ pub use rebuild_archive::{RebuildError, rebuild_archive};
 pub(crate) use stream::{BufferSource, TarStream, from_reader};
 pub use write_behind::{BackgroundSyncer, WriteBehind};
 
-use checkpoints::Checkpoint;
 use decompress::LayerDecoder;
 use source::CompressedReader;
 

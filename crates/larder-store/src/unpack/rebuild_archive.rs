@@ -80,7 +80,7 @@ fn copy(layer: &MergedLayers, out: &mut HashedOutput<'_>) -> Result<(), RebuildE
     archive.read_rest().map_err(RebuildError::Record)
 }
 
-fn open(layer: &MergedLayers) -> Result<impl BufferSource + use<>, RebuildError> {
+pub(super) fn open(layer: &MergedLayers) -> Result<impl BufferSource + use<>, RebuildError> {
     let opened =
         open_record(layer.layer(0)).map_err(|error| RebuildError::Record(UnpackError::Read(error)))?;
     opened.map(from_reader).ok_or(RebuildError::NoRecord)
@@ -109,7 +109,7 @@ fn copy_content(
 }
 
 /// The file that an entry became: links in its path lead to where it is.
-fn find_file(layer: &MergedLayers, path: &[u8]) -> io::Result<ErofsInode> {
+pub(super) fn find_file(layer: &MergedLayers, path: &[u8]) -> io::Result<ErofsInode> {
     let is_file = |inode: &ErofsInode| inode.kind == InodeKind::File;
     if let Some(file) = layer.layer(0).find(&clean(path))?.filter(is_file) {
         return Ok(file);
