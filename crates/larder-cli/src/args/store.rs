@@ -210,8 +210,9 @@ pub(crate) struct FsckArgs {
     #[arg(long)]
     pub(crate) quick: bool,
 
-    /// Repair what can be repaired locally, and fetch damaged and missing content again. A damaged layer remains until
-    /// its replacement is fetched; larder pull and larder load of its image replace it, too.
+    /// Repair what can be repaired locally, and fetch damaged and missing content again: of a damaged layer only the
+    /// parts that are damaged, where that is possible. It remains until its replacement is complete; larder pull and
+    /// larder load of its image replace it, too.
     #[arg(long)]
     pub(crate) repair: bool,
 
