@@ -30,6 +30,8 @@ use crate::unpack::{CompressedPart, DataPlace, UnpackLimits, compressed_parts, d
 
 /// Damaged pieces of a layer that are repaired, at most: they are in memory.
 const MAX_PIECES: usize = 64;
+/// Bytes of memory for a part of the blob and what it becomes.
+const MAX_PART: u64 = 96 << 20;
 /// Zeros that take no space in a layer's file.
 const HOLE: usize = 128 << 10;
 
@@ -133,6 +135,9 @@ impl LayerRepair {
         let wanted = places.iter().map(|place| place.archive.clone());
         let parts = compressed_parts(&index.checkpoints, wanted, index.head.size).unwrap_or_default();
         let fetched: u64 = parts.iter().map(|part| part.range.end - part.range.start).sum();
+        if parts.iter().any(|part| part.memory() > MAX_PART) {
+            return Err("its checkpoints are too far from each other".into());
+        }
         if fetched > index.head.size / 2 {
             return Err(format!("its damage needs {fetched} bytes of {}", index.head.size));
         }

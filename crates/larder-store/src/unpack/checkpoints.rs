@@ -205,6 +205,12 @@ pub(crate) fn compressed_parts(
 }
 
 impl CompressedPart {
+    /// Bytes of memory that its bytes take, compressed and plain.
+    pub(crate) fn memory(&self) -> u64 {
+        let length = |range: &Range<u64>| range.end.saturating_sub(range.start);
+        length(&self.range).saturating_add(length(&self.plain))
+    }
+
     /// Decompresses plain bytes from the bytes of the range. The caller verifies them: bytes of another blob, or of
     /// another checkpoint, are found by their CRC only if they come at once.
     pub(crate) fn decompress(

@@ -87,3 +87,75 @@ fn ranges_in(ranges: &[Range<u64>], within: &Range<u64>) -> impl Iterator<Item =
     let overlapping = ranges[first..].iter().take_while(|range| range.start < within.end);
     overlapping.map(|range| common(range, within)).filter(|range| !range.is_empty())
 }
+
+#[cfg(test)]
+mod tests {
+    use larder::reference::Digest;
+    use larder_erofs::InodeKind;
+    use larder_testkit::archive::{TarBuilder, TarBuilderEntry, edge_case_layers};
+
+    use super::*;
+    use crate::unpack::{ExpectedLayer, unpack_layer};
+
+    /// Files with holes, files of the same name, and several names of one file.
+    fn odd_files() -> Vec<u8> {
+        let data: Vec<u8> = (0..200_000_u32).flat_map(u32::to_le_bytes).collect();
+        let sparse = TarBuilderEntry::file("sparse", &data[..70_000])
+            .pax("GNU.sparse.map", "0,10000,1048576,50000,2097152,10000,3000000,0")
+            .pax("GNU.sparse.size", "3000000")
+            .pax("GNU.sparse.name", "sparse");
+        TarBuilder::new()
+            .with(TarBuilderEntry::file("twice", &data[..300_000]))
+            .with(sparse)
+            .with(TarBuilderEntry::file("large", data.clone()))
+            .with(TarBuilderEntry::hard_link("link", "large"))
+            .with(TarBuilderEntry::file("twice", &data[100_000..400_000]))
+            .with(TarBuilderEntry::file(".wh.gone", &data[..5000]))
+            .with(TarBuilderEntry::symlink("dir", "real"))
+            .with(TarBuilderEntry::file("real/x", ""))
+            .with(TarBuilderEntry::file("dir/through-a-link", &data[7..9000]))
+            .finish()
+    }
+
+    #[test]
+    fn all_data_of_files_has_its_place_in_the_archive() {
+        for archive in edge_case_layers().into_iter().chain([odd_files()]) {
+            let dir = tempfile::tempdir().unwrap();
+            let (path, diff_id) = (dir.path().join("layer"), Digest::sha256(&archive));
+            let expected = ExpectedLayer { digest: None, size: None, diff_id: &diff_id };
+            let record = Some(dir.path().join("record"));
+            let options = UnpackOptions { archive_record: record, ..UnpackOptions::default() };
+            let (_, layer) = unpack_layer(&archive[..], &expected, &path, &options).unwrap();
+            layer.finish(&MergedLayers::default(), &options.progress).unwrap();
+            let file = fs_err::read(&path).unwrap();
+
+            let at = |offset: u64| usize::try_from(offset).unwrap();
+            let (mut found, mut is_found) = (vec![0; file.len()], vec![false; file.len()]);
+            // Ranges whose ends lie in files.
+            let ranges: Vec<_> = (0..file.len() as u64).step_by(70_001).collect();
+            let ranges: Vec<_> = ranges.windows(2).map(|pair| pair[0]..pair[1] - 1).collect();
+            for place in data_places(&path, &ranges).unwrap() {
+                let data = &archive[at(place.archive.start)..at(place.archive.end)];
+                let places = at(place.offset)..at(place.offset) + data.len();
+                found[places.clone()].copy_from_slice(data);
+                is_found[places].fill(true);
+            }
+            let layer = open_layer(&path).unwrap();
+            for entry in layer.walk().unwrap() {
+                let entry = entry.unwrap();
+                let is_file = entry.inode.kind == InodeKind::File;
+                let extents = is_file.then(|| layer.extents(&entry.inode)).into_iter().flatten();
+                for extent in extents.map(Result::unwrap) {
+                    let Some(start) = extent.layer_offset else { continue };
+                    for wanted in ranges_in(&ranges, &(start..start + extent.length)) {
+                        let wanted = at(wanted.start)..at(wanted.end);
+                        let name = String::from_utf8_lossy(&entry.path);
+                        assert!(found[wanted.clone()] == file[wanted.clone()], "{name}: other data");
+                        let is_zero = file[wanted.clone()].iter().all(|byte| *byte == 0);
+                        assert!(is_zero || is_found[wanted].iter().any(|found| *found), "{name}: no place");
+                    }
+                }
+            }
+        }
+    }
+}
