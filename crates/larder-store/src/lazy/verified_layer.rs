@@ -73,11 +73,15 @@ impl VerifiedLayer {
     ) -> io::Result<Option<(VerifiedLayer, PieceDemand)>> {
         let Some(pieces) = pieces_of(&file, &record.erofs)? else { return Ok(None) };
         let placed = pieces.iter().map(|FilePiece { range, .. }| PlacedChunk {
+            begins_file: false,
             offset: range.start,
             chunk: TocChunk { size: range.end - range.start, content: ChunkContent::InPlace },
         });
         let (demand, demanded) = unbounded_channel();
-        let reads = PartialLayer::new(file.try_clone()?, record.erofs.bytes, placed.collect(), demand);
+        // Nothing gives way to reads that are verified on this machine.
+        let gives_way = Arc::default();
+        let reads =
+            PartialLayer::new(file.try_clone()?, record.erofs.bytes, placed.collect(), demand, gives_way);
         let layer = VerifiedLayer {
             record,
             reads: Arc::new(reads),

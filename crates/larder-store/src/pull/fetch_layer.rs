@@ -300,8 +300,8 @@ impl LayerFetch {
         }
     }
 
-    /// Fetches what is missing of the blob. The fetch of a layer that is in use already gives way to reads that wait for
-    /// data: its connections close, since what is under way there would come first.
+    /// Fetches what is missing of the blob. The fetch of a layer that is in use already gives way to reads that wait
+    /// for data: its connections close, since what is under way there would come first.
     async fn fetch_missing(
         &self,
         session: &RepositorySession,

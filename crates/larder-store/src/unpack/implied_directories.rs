@@ -26,7 +26,8 @@ const MAGIC: &[u8; 8] = b"implied1";
 const HEADER: usize = MAGIC.len() + 4;
 const CRC: usize = 4;
 
-/// Writes the list behind the filesystem of a layer's file. Returns its length in bytes: nothing if no directory is implied.
+/// Writes the list behind the filesystem of a layer's file. Returns its length in bytes: nothing if no directory is
+/// implied.
 pub(super) fn append_implied(file: &mut impl ErofsOutput, paths: &[Vec<u8>]) -> io::Result<u64> {
     if paths.is_empty() {
         return Ok(0);

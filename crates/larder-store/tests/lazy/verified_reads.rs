@@ -201,8 +201,8 @@ async fn damage_fails_reads_without_a_registry_and_is_recorded_until_it_is_repai
     let mounted = node.mount(&pulled, "app");
     registry.fault(FaultTrigger::path("/"), ResponseFault::Hangup);
     // The blob of the first repair is here still.
-    let now = larder::gc::ClockReading::now();
-    assert!(node.store().reclaim(larder::gc::ReclaimTrigger::Request, &now).freed.downloads.bytes > 0);
+    let now = ClockReading::now();
+    assert!(node.store().reclaim(ReclaimTrigger::Request, &now).freed.downloads.bytes > 0);
     let failed = mounted.read(Path::new("large")).await.unwrap_err();
     assert!(failed.to_string().contains("Input/output error"), "{failed}");
     assert!(mounted.read(Path::new("short")).await.unwrap() == noise(700, 3), "another piece");
@@ -278,7 +278,7 @@ async fn reads_go_on_without_larder_where_no_damage_is_known() {
 /// Seconds of a read of the file `large`, 1 MiB at a time.
 fn read_time(mounted: &Mounted) -> f64 {
     let mut file = fs_err::File::open(mounted.target.join("large")).unwrap();
-    let (mut buffer, began) = (vec![0; 1 << 20], tokio::time::Instant::now());
+    let (mut buffer, began) = (vec![0; 1 << 20], Instant::now());
     while file.read(&mut buffer).unwrap() > 0 {}
     began.elapsed().as_secs_f64()
 }
@@ -304,7 +304,7 @@ async fn cold_reads_with_and_without_verification() {
             file.sync_all().unwrap();
             rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
             drop(file);
-            let began = tokio::time::Instant::now();
+            let began = Instant::now();
             let mounted = node.mount(pulled, &format!("round{round}"));
             let mount = began.elapsed().as_secs_f64();
             let [first, second] = tokio::task::block_in_place(|| [read_time(&mounted), read_time(&mounted)]);
