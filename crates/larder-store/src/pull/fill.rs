@@ -6,7 +6,7 @@
 //!                                        background: the blob, in order -> unpacked into the layer -> complete
 //! ```
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,6 +27,7 @@ use super::lowers::open_lowers;
 use super::plan::PlannedLayer;
 use super::pull_progress::PullProgress;
 use super::pull_workers::{PullWorkers, blocking};
+use super::read_ahead::{ReadAhead, batches, blob_range};
 use crate::lazy::partial_layer::PartialLayer;
 use crate::lazy::skeleton::{MissingData, write_skeleton};
 use crate::lazy::toc::{ChunkContent, TableOfContents, TocFormat, TocStep};
@@ -37,16 +38,8 @@ use crate::unpack::{FinishedLayer, UnfilledLayer, UnpackProgress, UnpackedLayer}
 
 /// Ranges that are fetched at once for reads that wait.
 const RANGES_AT_ONCE: usize = 8;
-/// Compressed bytes that are fetched for a read, at most beyond what it needs.
-const READ_AROUND: u64 = 256 << 10;
 /// Ranges that are fetched at once for reads that may follow.
 const RANGES_AHEAD: usize = 2;
-/// Compressed bytes of such a range, at most.
-const AHEAD: u64 = 1 << 20;
-/// Compressed bytes that are fetched ahead of a read in its file, at most.
-const FILE_AHEAD: u64 = 32 << 20;
-/// Files that are fetched ahead of reads: the latest ones.
-const FILES_AHEAD: usize = 32;
 /// Time until a range that failed is requested again, while reads wait for it.
 const RETRY_DEMAND: Duration = Duration::from_millis(500);
 /// Times between two attempts to fetch the whole blob: the first, and the longest.
@@ -435,87 +428,4 @@ enum FetchedFor {
     /// A read waits for them.
     Read,
     LaterReads,
-}
-
-/// Chunks that are likely read soon: the rest of each file of which something was read.
-#[derive(Debug, Default)]
-struct ReadAhead {
-    /// The latest is the last.
-    ranges: VecDeque<Range<usize>>,
-}
-
-impl ReadAhead {
-    /// Adds what follows a read in its file, and a little of the files behind it.
-    fn note_read(&mut self, layer: &PartialLayer, next: usize) {
-        let in_reach =
-            |end: usize, bytes: u64| bytes <= if layer.chunk(end).begins_file { AHEAD } else { FILE_AHEAD };
-        let end = grown(layer, next..next, layer.chunk_count(), in_reach).end;
-        if self.ranges.len() == FILES_AHEAD {
-            self.ranges.pop_front();
-        }
-        self.ranges.push_back(next..end);
-    }
-
-    /// The chunks to fetch next.
-    fn next(&mut self, layer: &PartialLayer) -> Option<Range<usize>> {
-        while let Some(mut range) = self.ranges.pop_back() {
-            let Some(first) = range.find(|chunk| layer.claim(*chunk)) else { continue };
-            let is_free = |chunk, bytes| bytes <= AHEAD && layer.claim(chunk);
-            let batch = grown(layer, first..first + 1, range.end, is_free);
-            self.ranges.push_back(batch.end..range.end.max(batch.end));
-            return Some(batch);
-        }
-        None
-    }
-}
-
-/// The batch with chunks that follow it in the layer and in the blob, up to a number, while they are wanted: each with
-/// the bytes of the blob up to its end.
-fn grown(
-    layer: &PartialLayer,
-    mut batch: Range<usize>,
-    end: usize,
-    is_wanted: impl Fn(usize, u64) -> bool,
-) -> Range<usize> {
-    let mut range = blob_range(layer, batch.clone());
-    while batch.end < end {
-        range = joined(range, layer, batch.end);
-        if range.as_ref().is_none_or(|range| !is_wanted(batch.end, range.end - range.start)) {
-            break;
-        }
-        batch.end += 1;
-    }
-    batch
-}
-
-/// The chunks to fetch for those that are wanted: successive ones in one request, with some that follow.
-fn batches(layer: &PartialLayer, wanted: &BTreeSet<usize>) -> Vec<Range<usize>> {
-    let mut batches: Vec<Range<usize>> = Vec::new();
-    for &first in wanted {
-        if layer.is_filled(first) || batches.last().is_some_and(|batch| batch.contains(&first)) {
-            continue;
-        }
-        let is_wanted = |chunk, bytes| {
-            bytes <= READ_AROUND && (wanted.contains(&chunk) && !layer.is_filled(chunk) || layer.claim(chunk))
-        };
-        batches.push(grown(layer, first..first + 1, layer.chunk_count(), is_wanted));
-    }
-    batches
-}
-
-/// The range of the blob that has these chunks; `None` if they do not follow each other there.
-fn blob_range(layer: &PartialLayer, mut chunks: Range<usize>) -> Option<Range<u64>> {
-    let first = joined(None, layer, chunks.next()?);
-    chunks.try_fold(first?, |range, chunk| joined(Some(range), layer, chunk))
-}
-
-/// The range of the blob with that of one more chunk; `None` if it does not follow there.
-fn joined(range: Option<Range<u64>>, layer: &PartialLayer, chunk: usize) -> Option<Range<u64>> {
-    let ChunkContent::Compressed(compressed) = &layer.chunk(chunk).chunk.content else {
-        return None;
-    };
-    let blob = &compressed.blob;
-    let Some(range) = range else { return Some(blob.clone()) };
-    let follows = range.start <= blob.start && blob.start <= range.end.saturating_add(READ_AROUND);
-    follows.then(|| range.start..range.end.max(blob.end))
 }

@@ -24,6 +24,7 @@ mod plan;
 mod pull_progress;
 mod pull_workers;
 mod pulls_in_progress;
+mod read_ahead;
 mod repair;
 mod resume_fills;
 mod spans;

@@ -28,7 +28,7 @@ use std::ops::Range;
 
 use larder_registry::manifest::Descriptor;
 
-pub(crate) use chunk::{ChunkCompression, ChunkContent, TocChunk};
+pub(crate) use chunk::{ChunkCompression, ChunkContent, CompressedChunk, TocChunk};
 pub(crate) use error::TocError;
 pub(crate) use table::TableOfContents;
 
