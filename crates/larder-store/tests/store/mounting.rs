@@ -317,6 +317,8 @@ fn a_target_whose_path_changes_is_mounted_where_it_was_checked() {
     let disk = SwappingDisk { real: real(), directory: directory.clone(), link_to: other.clone() };
     let store = Store::open_on(Arc::new(disk), &dir.path().join("store"), config()).unwrap();
     commit(&store, "app", &["a"]);
+    let key = store.image("app").unwrap().expect("an image").layers[0].key.clone();
+    let _layer = MountTarget(store.root().join("lowers").join(key.as_str()));
     let (moved, elsewhere) =
         (MountTarget(dir.path().join("place.moved/mnt")), MountTarget(other.join("mnt")));
     mount(&store, "app", &directory.join("mnt"), false).unwrap();

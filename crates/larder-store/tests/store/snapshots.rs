@@ -150,6 +150,7 @@ fn an_image_that_a_container_or_a_mount_begins_to_use_is_reported_once() {
     temp.store.mount("r.example/base:1", &target, MountOptions::default(), noon()).unwrap();
     temp.store.umount(&target).unwrap();
     assert_eq!(used(), [id("r.example/base:1")]);
+    temp.store.remove_snapshot("k8s.io/8/extract").unwrap();
 }
 
 #[test]
