@@ -53,7 +53,7 @@ impl Node {
         }
     }
 
-    /// What may have read zeros and is still there, a warning for each pod, container and mount.
+    /// Warnings about each pod, container and mount that may have read zeros and is still there.
     pub(crate) async fn suspect_warnings(&self) -> Vec<String> {
         let Some(store) = self.storage.store().map(|store| store.store().clone()) else { return Vec::new() };
         let suspects = match tokio::task::spawn_blocking(move || store.suspects()).await {

@@ -6,7 +6,7 @@
 //! the whole blob, in order -> unpacked into the skeleton -> compared with it -> the layer is complete
 //! ```
 //!
-//! The same events verify the data of complete layers when it is first read:
+//! Complete layers are verified by the same events, when their data is first read:
 //!
 //! ```text
 //! read of a piece that was not verified -> its SHA-256 -> right: the read goes on

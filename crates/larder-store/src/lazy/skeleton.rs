@@ -18,7 +18,7 @@ pub(crate) struct PlacedChunk {
     /// Offset in the layer's file.
     pub(crate) offset: u64,
     pub(crate) chunk: TocChunk,
-    /// Whether it is the first of its file.
+    /// True for the first chunk of a file.
     pub(crate) begins_file: bool,
 }
 

@@ -123,7 +123,7 @@ pub(super) struct TableFetch<'a> {
 /// Where a table of contents may come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TableSource {
-    /// What has come of the blob before.
+    /// Bytes of the blob that came before.
     Ingest,
     /// The registry as well.
     Registry,

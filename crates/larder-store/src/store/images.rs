@@ -54,7 +54,7 @@ impl Store {
         ImageListing::from(image).into_image()
     }
 
-    /// What is missing of the images that are not complete, by their ids.
+    /// Missing data of the images that are not complete, by their ids.
     fn fills(&self, reader: &DbReadTransaction) -> DbResult<HashMap<String, backend::ImageFill>> {
         let mut fills: HashMap<String, backend::ImageFill> = HashMap::new();
         let incomplete = reader.endings(LEASES, &PartialSource::lease_id_start())?;
@@ -79,7 +79,7 @@ impl Store {
         Ok(fills)
     }
 
-    /// What is missing of an image; `None` if it is complete.
+    /// Missing data of an image; `None` if it is complete.
     pub(crate) fn image_fill(&self, id: &Digest) -> Result<Option<backend::ImageFill>, StoreError> {
         self.0.db.read("look up an image", |reader| Ok(self.fills(reader)?.remove(id.as_str())))
     }

@@ -272,7 +272,7 @@ impl LeaseRecord {
         LeaseRecord { id: id.into(), leased, granted_at, seconds: time.as_secs() }
     }
 
-    /// Whether it is that of an incomplete layer.
+    /// True for the lease of an incomplete layer.
     pub(super) fn is_of_fill(&self) -> bool {
         self.id.starts_with(&PartialSource::lease_id_start())
     }

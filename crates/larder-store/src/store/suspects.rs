@@ -25,7 +25,7 @@ pub enum Suspect {
 }
 
 impl Suspect {
-    /// Whether it is still there.
+    /// True while its snapshot or mount is recorded.
     fn remains(&self, reader: &impl DbRead) -> DbResult<bool> {
         Ok(match self {
             Suspect::Snapshot(id, key) => {
