@@ -163,17 +163,11 @@ async fn flip_and_read(flips: usize, at_once: u64, seed: u64) {
     eprintln!("{done} bits flipped in {round} rounds: {:?}", node.store().read_verification().unwrap());
 }
 
+/// `LARDER_FLIPS` is their number.
 #[tokio::test(flavor = "multi_thread")]
 async fn flipped_bits_reach_no_reader() {
-    flip_and_read(30, 8, 7).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "takes minutes"]
-async fn ten_thousand_flipped_bits_reach_no_reader() {
-    let seed = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
-    eprintln!("seed {seed}");
-    flip_and_read(10_000, 40, seed).await;
+    let flips = std::env::var("LARDER_FLIPS").map_or(30, |flips| flips.parse().unwrap());
+    flip_and_read(flips, if flips > 1000 { 40 } else { 8 }, 7).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -273,43 +267,4 @@ async fn reads_go_on_without_larder_where_no_damage_is_known() {
     node.store().end_guard().unwrap();
     assert!(keeper.0.lock().is_none(), "nothing waits for the next start");
     assert!(mounted.read(Path::new("large")).await.unwrap() == noise(3_400_000, 1));
-}
-
-/// Seconds of a read of the file `large`, 1 MiB at a time.
-fn read_time(mounted: &Mounted) -> f64 {
-    let mut file = fs_err::File::open(mounted.target.join("large")).unwrap();
-    let (mut buffer, began) = (vec![0; 1 << 20], Instant::now());
-    while file.read(&mut buffer).unwrap() > 0 {}
-    began.elapsed().as_secs_f64()
-}
-
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "a measurement"]
-async fn cold_reads_with_and_without_verification() {
-    let registry = FaultRegistry::start();
-    let plain = TarBuilder::new().with(TarBuilderEntry::file("large", noise(256 << 20, 9))).finish();
-    let fixture = Fixture { name: "large", blob: plain.clone(), annotations: serde_json::Map::new(), plain };
-    let image = fixture.put(&registry);
-    let dirs = [(); 2].map(|()| tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap());
-    let mut nodes = Vec::new();
-    for (dir, verify_reads) in dirs.into_iter().zip([false, true]) {
-        let through = LazyNode::puller(dir.path(), verify_reads);
-        let Some((node, _)) = LazyNode::of(through, dir, Arc::default(), LONGEST_WAIT).await else { return };
-        let pulled = node.pull(&image).await;
-        nodes.push((node, pulled));
-    }
-    for round in 0..7 {
-        for (node, pulled) in &nodes {
-            let file = fs_err::File::open(node.layer(pulled).path()).unwrap();
-            file.sync_all().unwrap();
-            rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
-            drop(file);
-            let began = Instant::now();
-            let mounted = node.mount(pulled, &format!("round{round}"));
-            let mount = began.elapsed().as_secs_f64();
-            let [first, second] = tokio::task::block_in_place(|| [read_time(&mounted), read_time(&mounted)]);
-            let verifies = node.store().read_verification().is_some();
-            eprintln!("verified {verifies}: mount {mount:.4} s, first {first:.3} s, second {second:.3} s");
-        }
-    }
 }
