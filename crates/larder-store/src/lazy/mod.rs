@@ -23,6 +23,7 @@ mod partial_layers;
 pub(crate) mod read_demand;
 pub(crate) mod reads;
 pub(crate) mod skeleton;
+pub(crate) mod start_reads;
 pub(crate) mod toc;
 pub(crate) mod verified_layer;
 mod verified_layers;

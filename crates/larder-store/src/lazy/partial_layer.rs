@@ -21,6 +21,7 @@ use tokio::time::Instant;
 
 use super::read_demand::{DemandedRead, ReadDemand};
 use super::skeleton::PlacedChunk;
+use super::start_reads::{ChunkName, StartRecorder};
 use super::toc::ChunkContent;
 use crate::unpack::{ContentDiffers, UnfilledLayer};
 
@@ -66,6 +67,7 @@ struct PartialState {
     waiting: Vec<WaitingRead>,
     /// Reads that have failed lately: process, chunks, and when.
     failed: Vec<(i32, Range<usize>, Instant)>,
+    start: StartRecorder,
     /// Bytes of the chunk that the unpacking is at.
     current: Vec<u8>,
     /// No data comes any more: it was removed, or is no longer what the image needs.
@@ -147,6 +149,25 @@ impl PartialLayer {
         self.state().filled[number]
     }
 
+    /// Name of a chunk in records of starts; `None` if it is not fetched.
+    pub(crate) fn chunk_name(&self, number: usize) -> Option<ChunkName> {
+        match &self.chunk(number).chunk.content {
+            ChunkContent::Compressed(compressed) => Some(ChunkName::from(&compressed.sha256)),
+            ChunkContent::Zeros | ChunkContent::InPlace => None,
+        }
+    }
+
+    /// Whether containers have started, and what they read now is no part of that.
+    pub(crate) fn has_started(&self, now: Instant) -> bool {
+        self.state().start.is_over(now)
+    }
+
+    /// Takes the names of the chunks that were read at a start, in the order of the reads.
+    pub(crate) fn take_start_reads(&self) -> Vec<ChunkName> {
+        let read = self.state().start.take();
+        read.into_iter().filter_map(|chunk| self.chunk_name(chunk)).collect()
+    }
+
     /// Numbers of the chunks in this range of the file.
     fn chunks_in(&self, range: &Range<u64>) -> Range<usize> {
         let start = self.chunks.partition_point(|chunk| chunk.end() <= range.start);
@@ -158,6 +179,7 @@ impl PartialLayer {
     pub(crate) fn read(&self, reader: Box<dyn WaitingReader>, range: &Range<u64>, now: Instant) {
         let chunks = self.chunks_in(range);
         let mut state = self.state();
+        state.start.note(chunks.clone(), now);
         if state.filled[chunks.clone()].iter().all(|filled| *filled) {
             drop(state);
             return reader.allow();

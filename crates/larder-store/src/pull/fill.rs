@@ -30,6 +30,7 @@ use super::pull_workers::{PullWorkers, blocking};
 use super::read_ahead::{ReadAhead, batches, blob_range};
 use crate::lazy::partial_layer::PartialLayer;
 use crate::lazy::skeleton::{MissingData, write_skeleton};
+use crate::lazy::start_reads::START;
 use crate::lazy::toc::{ChunkContent, TableOfContents, TocFormat, TocStep};
 use crate::store::error::StoreErrorContext as _;
 use crate::store::fetch_progress::FetchProgress;
@@ -38,8 +39,6 @@ use crate::unpack::{FinishedLayer, UnfilledLayer, UnpackProgress, UnpackedLayer}
 
 /// Ranges that are fetched at once for reads that wait.
 const RANGES_AT_ONCE: usize = 8;
-/// Ranges that are fetched at once for reads that may follow.
-const RANGES_AHEAD: usize = 2;
 /// Time until a range that failed is requested again, while reads wait for it.
 const RETRY_DEMAND: Duration = Duration::from_millis(500);
 /// Times between two attempts to fetch the whole blob: the first, and the longest.
@@ -275,7 +274,37 @@ impl LayerFill {
             () = self.complete() => {}
             () = self.serve(demanded) => {}
             () = self.given_up() => {}
+            () = self.record_start() => {}
         }
+    }
+
+    /// Records what containers read when they start.
+    async fn record_start(&self) {
+        while !self.layer.has_started(Instant::now()) {
+            time::sleep(START).await;
+        }
+        self.add_start_reads().await;
+        std::future::pending::<()>().await;
+    }
+
+    async fn add_start_reads(&self) {
+        let (store, session, read) =
+            (self.puller.store.clone(), self.session.clone(), self.layer.take_start_reads());
+        if read.is_empty() {
+            return;
+        }
+        let added = blocking(move || store.add_start_reads(session.image().name(), &read)).await;
+        if let Ok(Err(error)) = added {
+            tracing::debug!(%error, "the next start of an image reads as slowly as this one");
+        }
+    }
+
+    /// What containers of earlier images have read.
+    async fn earlier_start(&self) -> ReadAhead {
+        let (store, session) = (self.puller.store.clone(), self.session.clone());
+        let found = blocking(move || store.start_reads(session.image().name())).await;
+        let read = found.ok().and_then(Result::ok).unwrap_or_default();
+        ReadAhead::of_start(&self.layer, &read)
     }
 
     /// Ends when the layer was removed.
@@ -283,6 +312,7 @@ impl LayerFill {
         if self.layer.ended().await {
             std::future::pending::<()>().await;
         }
+        self.add_start_reads().await;
     }
 
     async fn complete(&self) {
@@ -336,6 +366,7 @@ impl LayerFill {
         let facts = planned.metadata(&unpacked);
         let (key, store, layer) = (self.key.clone(), self.puller.store.clone(), Arc::clone(&self.layer));
         let (index, puller) = (planned.index(unpacked, &file), self.puller.clone());
+        self.add_start_reads().await;
         let complete = move || {
             puller.keep_index(&key, &index);
             store.complete_layer(&key, &layer, &facts, &file.file)
@@ -348,10 +379,10 @@ impl LayerFill {
 
     /// Fetches the chunks that reads wait for, and then those that are likely read next.
     async fn serve(&self, mut demanded: mpsc::UnboundedReceiver<usize>) {
-        let (mut ahead, mut fetches) = (ReadAhead::default(), FuturesUnordered::new());
+        let (mut ahead, mut fetches) = (self.earlier_start().await, FuturesUnordered::new());
         let (mut for_reads, mut for_later) = (0, 0);
         loop {
-            while for_later < RANGES_AHEAD
+            while for_later < ahead.at_once()
                 && let Some(chunks) = ahead.next(&self.layer)
             {
                 for_later += 1;

@@ -1,9 +1,10 @@
 //! Which chunks of a layer are fetched together: for the reads that wait, and ahead of those that likely follow.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
 
 use crate::lazy::partial_layer::PartialLayer;
+use crate::lazy::start_reads::ChunkName;
 use crate::lazy::toc::{ChunkContent, CompressedChunk};
 
 /// Compressed bytes that are fetched for a read, at most beyond what it needs.
@@ -12,17 +13,48 @@ const READ_AROUND: u64 = 256 << 10;
 const AHEAD: u64 = 1 << 20;
 /// Compressed bytes that are fetched ahead of a read in its file, at most.
 const FILE_AHEAD: u64 = 32 << 20;
+/// Requests at once for reads that may follow.
+const RANGES_AHEAD: usize = 2;
+/// Requests at once for the reads of a start.
+const START_RANGES: usize = 4;
 /// Files that are fetched ahead of reads: the latest ones.
 const FILES_AHEAD: usize = 32;
 
-/// Chunks that are likely read soon: the rest of each file of which something was read.
+/// Chunks that are likely read soon: what an earlier start has read, then the rest of each file of which something was
+/// read.
 #[derive(Debug, Default)]
 pub(super) struct ReadAhead {
+    /// The first to be read is the last.
+    start: Vec<Range<usize>>,
     /// The latest is the last.
     ranges: VecDeque<Range<usize>>,
 }
 
 impl ReadAhead {
+    /// Chunks that a start has read, in the order of its reads, with what lies between them.
+    pub(super) fn of_start(layer: &PartialLayer, read: &[ChunkName]) -> ReadAhead {
+        let orders: HashMap<ChunkName, usize> = read.iter().copied().zip(0..).collect();
+        let mut start: Vec<(usize, Range<usize>)> = Vec::new();
+        for chunk in 0..layer.chunk_count() {
+            let Some(&order) = layer.chunk_name(chunk).and_then(|name| orders.get(&name)) else { continue };
+            if let Some((first, last)) = start.last_mut()
+                && is_near(layer, last, chunk)
+            {
+                (*first, last.end) = (order.min(*first), chunk + 1);
+            } else {
+                start.push((order, chunk..chunk + 1));
+            }
+        }
+        start.sort_by_key(|(first, _)| std::cmp::Reverse(*first));
+        let start = start.into_iter().map(|(_, range)| range).collect();
+        ReadAhead { start, ranges: VecDeque::new() }
+    }
+
+    /// Requests that may be under way at once.
+    pub(super) fn at_once(&self) -> usize {
+        if self.start.is_empty() { RANGES_AHEAD } else { START_RANGES }
+    }
+
     /// Adds what follows a read in its file, and a little of the files behind it.
     pub(super) fn note_read(&mut self, layer: &PartialLayer, next: usize) {
         let file_end = (next..layer.chunk_count()).find(|chunk| layer.chunk(*chunk).begins_file);
@@ -37,15 +69,29 @@ impl ReadAhead {
 
     /// The chunks to fetch next.
     pub(super) fn next(&mut self, layer: &PartialLayer) -> Option<Range<usize>> {
-        while let Some(mut range) = self.ranges.pop_back() {
+        let is_free = |chunk, bytes| bytes <= AHEAD && layer.claim(chunk);
+        loop {
+            let is_of_start = !self.start.is_empty();
+            let mut range = self.start.pop().or_else(|| self.ranges.pop_back())?;
             let Some(first) = range.find(|chunk| layer.claim(*chunk)) else { continue };
-            let is_free = |chunk, bytes| bytes <= AHEAD && layer.claim(chunk);
             let batch = grown(layer, first..first + 1, range.end, is_free);
-            self.ranges.push_back(batch.end..range.end.max(batch.end));
+            let rest = batch.end..range.end.max(batch.end);
+            if is_of_start {
+                self.start.push(rest);
+            } else {
+                self.ranges.push_back(rest);
+            }
             return Some(batch);
         }
-        None
     }
+}
+
+/// Whether a chunk is fetched with a range of chunks before it.
+fn is_near(layer: &PartialLayer, range: &Range<usize>, chunk: usize) -> bool {
+    let between = blob_range(layer, range.end - 1..chunk + 1);
+    let ends = blob_range(layer, range.end - 1..range.end).zip(blob_range(layer, chunk..chunk + 1));
+    let gap = ends.map(|(before, after)| after.start.saturating_sub(before.end));
+    between.is_some() && gap.is_some_and(|gap| gap <= READ_AROUND)
 }
 
 /// The batch with chunks that follow it in the layer and in the blob, up to a number, while they are wanted: each with
@@ -120,7 +166,7 @@ mod tests {
                 content: ChunkContent::Compressed(CompressedChunk {
                     blob: number * CHUNK..(number + 1) * CHUNK,
                     skip: 0,
-                    sha256: [0; 32],
+                    sha256: [u8::try_from(number % 256).unwrap(); 32],
                 }),
             },
             begins_file,
@@ -136,6 +182,16 @@ mod tests {
         assert_eq!(batches(&layer, &BTreeSet::from([10, 20, 21])), [10..12, 20..22]);
         assert!(!layer.claim(11), "it is fetched already");
         assert_eq!(batches(&layer, &BTreeSet::from([9]))[0], 9..10, "the next one is fetched already");
+    }
+
+    #[test]
+    fn what_a_start_has_read_is_fetched_first_in_its_order() {
+        let layer = layer(&[1; 60]);
+        let name = |chunk| layer.chunk_name(chunk).unwrap();
+        let mut ahead = ReadAhead::of_start(&layer, &[name(40), name(3), name(5), name(9), name(41)]);
+        ahead.note_read(&layer, 20);
+        let fetched: Vec<_> = std::iter::from_fn(|| ahead.next(&layer)).collect();
+        assert_eq!(fetched, [40..42, 3..6, 9..10, 20..30], "two chunks between others are fetched with them");
     }
 
     #[test]

@@ -49,6 +49,8 @@ pub(crate) const MOUNTS: DbTable = DbTable("mounts");
 pub(crate) const SNAPSHOTS: DbTable = DbTable("snapshots");
 /// `PARENT/CHILD`, by number, to nothing: which snapshots are based on a snapshot.
 pub(crate) const SNAPSHOT_CHILDREN: DbTable = DbTable("snapshot-children");
+/// Repository to the [`StartReads`](crate::lazy::start_reads::StartReads) of its images.
+pub(crate) const START_READS: DbTable = DbTable("start-reads");
 /// Records about the store as a whole.
 pub(crate) const META: DbTable = DbTable("meta");
 

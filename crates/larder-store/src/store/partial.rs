@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::db::{DbRead as _, DbReadTransaction, LAYERS, LEASES};
+use super::db::{DbRead as _, DbReadTransaction, LAYERS, LEASES, START_READS};
 use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::{OpenStore, Store};
 use super::records::{ImageRecord, LayerKey, LayerMetadata, LayerRecord, PartialSource};
@@ -21,6 +21,7 @@ use crate::lazy::group::probe;
 use crate::lazy::journal::FileId;
 use crate::lazy::partial_layer::{FillProgress, PartialLayer};
 use crate::lazy::reads::GuardedReads;
+use crate::lazy::start_reads::{ChunkName, StartReads};
 use crate::lazy::{GroupKeeper, GroupState};
 use crate::unpack::UnfilledLayer as _;
 
@@ -72,6 +73,24 @@ impl Store {
     /// A pull has ended: the fill of layers gives way to the start of a container.
     pub(crate) fn expect_start(&self) {
         self.0.partials.demand().expect_start(Instant::now());
+    }
+
+    /// What containers of a repository's images have read when they started, in the order of the reads.
+    pub(crate) fn start_reads(&self, repository: &str) -> Result<Vec<ChunkName>, StoreError> {
+        let get = |reader: &DbReadTransaction| reader.get::<StartReads>(START_READS, repository);
+        let found = self.0.db.read("look up start-up reads", get)?;
+        Ok(found.map(|record| record.chunks).unwrap_or_default())
+    }
+
+    /// Records what containers of an image have read when they started.
+    pub(crate) fn add_start_reads(&self, repository: &str, read: &[ChunkName]) -> Result<(), StoreError> {
+        self.0.db.write("record start-up reads", |writer| {
+            let (record, removed) = StartReads::add(writer.all(START_READS)?, repository, read);
+            for repository in removed {
+                writer.delete(START_READS, &repository)?;
+            }
+            Ok(writer.put(START_READS, repository, &record)?)
+        })
     }
 
     /// Path of a layer's file.

@@ -308,6 +308,43 @@ async fn files_are_read_before_their_layer_is_complete_and_the_layer_becomes_lik
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_start_has_read_comes_first_at_the_next_start_of_another_version() {
+    let Some(node) = LazyNode::new().await else { return };
+    let (registry, size) = (FaultRegistry::start(), 50_000);
+    let version = |name, changed: u64| {
+        let files = [("changed", changed), ("unread", 8), ("started", 9)];
+        let files = files.map(|(name, seed)| TarBuilderEntry::file(name, noise(size, seed)));
+        Fixture::made(name, &TarBuilder::new().extend(files).finish())
+    };
+    let (first, second) = (version("v1", 1), version("v2", 2));
+    // The fill in the background gets nothing.
+    let hold = |fixture: &Fixture| {
+        registry.fault(FaultTrigger::path(digest(&fixture.blob)).from(0), ResponseFault::StallAfter(0));
+    };
+    hold(&first);
+    let (v1, v2) = (first.put(&registry), second.put(&registry));
+    let pulled = node.pull(&v1).await;
+    let mounted = node.mount(&pulled, "v1");
+    assert_eq!(mounted.read(Path::new("started")).await.unwrap(), noise(size, 9));
+    drop(mounted);
+    registry.clear_faults();
+    node.complete(&v1).await;
+    hold(&second);
+    node.store().remove(pulled.id.as_str(), &RemoveOptions::default()).unwrap().unwrap();
+    let began = Instant::now();
+    node.pull(&v2).await;
+    loop {
+        let filling = node.store().filling_layers();
+        let [(_, progress)] = &filling[..] else { panic!("{filling:?}") };
+        if progress.filled_bytes == size as u64 {
+            break;
+        }
+        assert!(progress.filled_bytes < size as u64 && began.elapsed() < LONGEST_WAIT, "{progress:?}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
 /// Bytes without a pattern.
 fn noise(size: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
