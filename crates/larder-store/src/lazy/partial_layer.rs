@@ -179,9 +179,13 @@ impl PartialLayer {
     pub(crate) fn read(&self, reader: Box<dyn WaitingReader>, range: &Range<u64>, now: Instant) {
         let chunks = self.chunks_in(range);
         let mut state = self.state();
-        state.start.note(chunks.clone(), now);
+        let is_of_start = state.start.note(chunks.clone(), now);
         if state.filled[chunks.clone()].iter().all(|filled| *filled) {
             drop(state);
+            if is_of_start {
+                // The next one is near.
+                drop(self.reads.begin());
+            }
             return reader.allow();
         }
         if state.ended || state.has_failed(reader.process(), &chunks, now) {

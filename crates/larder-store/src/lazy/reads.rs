@@ -10,6 +10,8 @@ use std::thread;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use rustix::process::{getpriority_process, setpriority_process};
+use rustix::thread::gettid;
 use tokio::runtime::Handle;
 use tokio::task::spawn_blocking;
 use tokio::time::{self, Instant};
@@ -22,6 +24,8 @@ use crate::unpack::UnfilledLayer as _;
 
 /// How often reads are looked at that may have waited for too long.
 const CHECK: Duration = Duration::from_secs(1);
+/// How much less the thread that answers reads gives way than others: unpacking keeps processors busy.
+const AHEAD: i32 = 10;
 /// How often the keeper of the group is looked after.
 const RENEW: Duration = Duration::from_secs(5);
 
@@ -211,6 +215,9 @@ impl Drop for PartOfRead {
 }
 
 fn serve(reads: &Weak<GuardedReads>) {
+    // Containers wait for each answer. Without the right to it, it is a thread like any other.
+    let priority = getpriority_process(None).map(|priority| priority - AHEAD);
+    let _ = priority.and_then(|priority| setpriority_process(Some(gettid()), priority));
     while let Some(reads) = reads.upgrade() {
         match reads.group.next_event() {
             Some(Ok(event)) => reads.begin(event),

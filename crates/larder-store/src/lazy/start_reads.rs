@@ -68,17 +68,18 @@ pub(super) struct StartRecorder {
 }
 
 impl StartRecorder {
-    /// Notes a read.
-    pub(super) fn note(&mut self, chunks: Range<usize>, now: Instant) {
-        let began = *self.began.get_or_insert(now);
-        if now.duration_since(began) >= START {
-            return;
+    /// Notes a read. Returns whether it is one of a start.
+    pub(super) fn note(&mut self, chunks: Range<usize>, now: Instant) -> bool {
+        self.began.get_or_insert(now);
+        if self.is_over(now) {
+            return false;
         }
         for chunk in chunks {
             if self.chunks.len() < MOST_CHUNKS && !self.chunks.contains(&chunk) {
                 self.chunks.push(chunk);
             }
         }
+        true
     }
 
     /// Whether reads are no longer those of a start.
@@ -131,9 +132,8 @@ mod tests {
     fn reads_of_the_first_seconds_are_noted_once_in_their_order() {
         let (mut recorder, now) = (StartRecorder::default(), Instant::now());
         assert!(!recorder.is_over(now + START), "nothing was read");
-        recorder.note(5..7, now);
-        recorder.note(2..6, now + START / 2);
-        recorder.note(9..10, now + START);
+        assert!(recorder.note(5..7, now) && recorder.note(2..6, now + START / 2));
+        assert!(!recorder.note(9..10, now + START));
         assert!(!recorder.is_over(now + START / 2) && recorder.is_over(now + START));
         assert_eq!(recorder.take(), [5, 6, 2, 3, 4]);
     }

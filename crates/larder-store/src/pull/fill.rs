@@ -304,6 +304,7 @@ impl LayerFill {
         let (store, session) = (self.puller.store.clone(), self.session.clone());
         let found = blocking(move || store.start_reads(session.image().name())).await;
         let read = found.ok().and_then(Result::ok).unwrap_or_default();
+        tracing::debug!(layer = %self.key, chunks = read.len(), "reads of an earlier start");
         ReadAhead::of_start(&self.layer, &read)
     }
 
@@ -413,7 +414,10 @@ impl LayerFill {
     async fn fetch(&self, chunks: Range<usize>, why: FetchedFor) -> FetchedFor {
         // What is fetched ahead saves reads from waiting, so the background gives way to it too.
         let _demanded = self.puller.store.0.partials.demand().begin();
-        if let Err(reason) = self.try_fetch(chunks.clone()).await {
+        let began = Instant::now();
+        let fetched = self.try_fetch(chunks.clone()).await;
+        tracing::debug!(layer = %self.key, ?chunks, ?why, elapsed = ?began.elapsed(), "fetched");
+        if let Err(reason) = fetched {
             tracing::warn!(layer = %self.key, reason, "cannot fetch what a container reads");
             time::sleep(RETRY_DEMAND).await;
             chunks.for_each(|chunk| self.layer.retry(chunk));
