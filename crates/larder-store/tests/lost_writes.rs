@@ -1,11 +1,8 @@
 //! A disk that loses what was written: the kernel reports it once, to the first process that asks.
-//!
-//! The blocks of a small ext4 are in a tmpfs that a filler takes up: the filesystem has room, its disk has not.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
 use std::path::Path;
-use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -23,77 +20,18 @@ use larder_store::store::{
 use larder_store::unpack::{ExpectedLayer, MergedLayers, UnpackOptions, unpack_layer};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, ResponseFault};
-use larder_testkit_peers::{LoopDisk, LoopFilesystem};
+use larder_testkit_peers::OverbookedDisk;
 use serde_json::json;
-use tempfile::TempDir;
 
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
-
-/// Size of the filesystem.
-const MIB: u64 = 80;
 
 /// Files of a layer, and the bytes of each. ext4 would place smaller ones into space that it reserved before.
 const FILES_OF_LAYER: usize = 40;
 const FILE_BYTES: usize = 100_000;
 
-/// A filesystem whose disk can be full.
-struct OverbookedDisk {
-    disk: LoopDisk,
-    tmpfs: TmpfsDir,
-}
-
-/// A tmpfs, mounted as long as this lives.
-struct TmpfsDir(TempDir);
-
-impl Drop for TmpfsDir {
-    fn drop(&mut self) {
-        let _ = rustix::mount::unmount(self.0.path(), rustix::mount::UnmountFlags::DETACH);
-    }
-}
-
-impl OverbookedDisk {
-    fn new() -> Option<OverbookedDisk> {
-        if !LoopFilesystem::Ext4.is_available() {
-            return None;
-        }
-        let tmpfs = TmpfsDir(tempfile::tempdir().unwrap());
-        let flags = rustix::mount::MountFlags::empty();
-        rustix::mount::mount("tmpfs", tmpfs.0.path(), "tmpfs", flags, Some(c"size=96m")).unwrap();
-        let image = tmpfs.0.path().join("image");
-        let disk = LoopDisk::on_image(&image, LoopFilesystem::Ext4, MIB, &["-N", "2000"]).unwrap();
-        let opened = fs_err::OpenOptions::new().write(true).open(&image).unwrap();
-        // The filesystem's own tables must have a place whatever the data has.
-        rustix::fs::fallocate(&opened, rustix::fs::FallocateFlags::KEEP_SIZE, 0, MIB << 20).unwrap();
-        Some(OverbookedDisk { disk, tmpfs })
-    }
-
-    fn open(&self) -> Store {
-        let config = StoreConfig { background_deletion: false, ..StoreConfig::default() };
-        Store::open(&self.disk.path().join("store"), config).unwrap()
-    }
-
-    fn filler(&self) -> std::path::PathBuf {
-        self.tmpfs.0.path().join("filler")
-    }
-
-    /// Writes that are not on the disk yet get no place on it.
-    fn fill(&self) {
-        let trimmed = Command::new("fstrim").arg(self.disk.path()).status().unwrap();
-        assert!(trimmed.success());
-        let mut filler = fs_err::File::create(self.filler()).unwrap();
-        let page = [1; 4096];
-        while std::io::Write::write_all(&mut filler, &page).is_ok() {}
-    }
-
-    fn make_room(&self) {
-        fs_err::remove_file(self.filler()).unwrap();
-    }
-
-    /// Another process syncs the filesystem, and receives the error.
-    fn another_process_receives_the_error(&self) {
-        self.disk.sync().expect_err("writes have failed");
-        self.disk.sync().expect("the kernel reports it once");
-    }
+fn open(disk: &OverbookedDisk) -> Store {
+    let config = StoreConfig { background_deletion: false, ..StoreConfig::default() };
+    Store::open(&disk.path().join("store"), config).unwrap()
 }
 
 fn archive(name: &str) -> Vec<u8> {
@@ -166,10 +104,16 @@ fn commit(store: &Store, name: &str, layer: LayerHandle) -> Result<(), StoreErro
     store.commit(&image, SystemTime::now()).map(drop)
 }
 
+/// Another process syncs the filesystem, and receives the error.
+fn another_process_receives_the_error(disk: &OverbookedDisk) {
+    disk.sync().expect_err("writes have failed");
+    disk.sync().expect("the kernel reports it once");
+}
+
 /// Each file of each image, as the disk has it.
 fn assert_sound_on_disk(disk: &OverbookedDisk, images: usize) {
-    disk.disk.remount().unwrap();
-    let store = disk.open();
+    disk.remount().unwrap();
+    let store = open(disk);
     let report = store.fsck(&FsckOptions::default()).unwrap();
     assert!(report.is_sound() && report.problems.is_empty(), "{report:?}");
     assert_eq!(store.images().unwrap().len(), images);
@@ -181,14 +125,14 @@ fn removed(path: &Path) -> bool {
 
 #[test]
 fn no_image_is_committed_whose_write_error_another_process_has_received() {
-    let Some(disk) = OverbookedDisk::new() else { return };
-    let store = disk.open();
+    let Some(disk) = OverbookedDisk::new().unwrap() else { return };
+    let store = open(&disk);
     commit(&store, "first", layer(&store, "first")).unwrap();
     lease(&store, "app");
     let lost = layer(&store, "app");
-    disk.fill();
-    disk.another_process_receives_the_error();
-    disk.make_room();
+    disk.fill().unwrap();
+    another_process_receives_the_error(&disk);
+    disk.make_room().unwrap();
     let path = lost.path().to_owned();
     commit(&store, "app", lost).expect_err("its files are zeros on the disk");
     assert!(removed(&path), "the next pull must not find it");
@@ -199,13 +143,13 @@ fn no_image_is_committed_whose_write_error_another_process_has_received() {
 
 #[test]
 fn each_of_several_pulls_learns_of_a_write_error() {
-    let Some(disk) = OverbookedDisk::new() else { return };
-    let store = disk.open();
+    let Some(disk) = OverbookedDisk::new().unwrap() else { return };
+    let store = open(&disk);
     commit(&store, "first", layer(&store, "first")).unwrap();
     let (app, web) = (layer(&store, "app"), layer(&store, "web"));
-    disk.fill();
-    disk.disk.sync().expect_err("writes have failed");
-    disk.make_room();
+    disk.fill().unwrap();
+    disk.sync().expect_err("writes have failed");
+    disk.make_room().unwrap();
     commit(&store, "app", app).expect_err("its files are lost");
     commit(&store, "web", web).expect_err("so are those of the other pull");
     commit(&store, "web", layer(&store, "web")).expect("it is unpacked again");
@@ -216,7 +160,7 @@ fn each_of_several_pulls_learns_of_a_write_error() {
 /// A download of an earlier process becomes a layer where it is. Its bytes look right until the page cache is empty.
 #[test]
 fn a_download_whose_writes_are_lost_does_not_become_a_layer() {
-    let Some(disk) = OverbookedDisk::new() else { return };
+    let Some(disk) = OverbookedDisk::new().unwrap() else { return };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let registry = FaultRegistry::start();
     let weights = vec![b'x'; 24 << 20];
@@ -235,7 +179,7 @@ fn a_download_whose_writes_are_lost_does_not_become_a_layer() {
         puller.pull(&name, None, &ProgressReporter::unwatched()).await
     };
 
-    let store = disk.open();
+    let store = open(&disk);
     commit(&store, "first", self::layer(&store, "first")).unwrap();
     registry.fault(FaultTrigger::path(&blob), ResponseFault::StallAfter(20 << 20));
     runtime.block_on(async {
@@ -250,11 +194,11 @@ fn a_download_whose_writes_are_lost_does_not_become_a_layer() {
         }
     });
     drop(store);
-    disk.fill();
-    disk.another_process_receives_the_error();
-    disk.make_room();
+    disk.fill().unwrap();
+    another_process_receives_the_error(&disk);
+    disk.make_room().unwrap();
     registry.clear_faults();
-    let store = disk.open();
+    let store = open(&disk);
     runtime.block_on(pull(&store)).expect_err("the beginning is zeros on the disk");
     runtime.block_on(pull(&store)).expect("it is downloaded again");
     drop(store);
@@ -263,19 +207,19 @@ fn a_download_whose_writes_are_lost_does_not_become_a_layer() {
 
 #[test]
 fn a_layer_of_a_dead_process_is_compared_with_the_disk_before_its_commit() {
-    let Some(disk) = OverbookedDisk::new() else { return };
-    let store = disk.open();
+    let Some(disk) = OverbookedDisk::new().unwrap() else { return };
+    let store = open(&disk);
     commit(&store, "first", layer(&store, "first")).unwrap();
     lease(&store, "app");
     lease(&store, "web");
     drop(layer(&store, "web"));
-    disk.disk.sync().unwrap();
+    disk.sync().unwrap();
     drop(layer(&store, "app"));
     drop(store);
-    disk.fill();
-    disk.another_process_receives_the_error();
-    disk.make_room();
-    let store = disk.open();
+    disk.fill().unwrap();
+    another_process_receives_the_error(&disk);
+    disk.make_room().unwrap();
+    let store = open(&disk);
     let [app, web] = ["app", "web"].map(|name| layer(&store, name));
     assert!(app.is_uncommitted() && web.is_uncommitted(), "they are retained");
     commit(&store, "web", web).expect("it was written");

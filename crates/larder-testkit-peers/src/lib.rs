@@ -12,7 +12,8 @@
 //! least as long as they do (they are signalled to end when that thread does).
 //!
 //! [`fake_cri`] is a scripted container runtime and [`wire`] a bare client of one; [`faulty_disk`] fails or loses power
-//! below the store, and [`loop_disk`] mounts a small filesystem of any kind; [`fixtures`] puts each backend through
+//! below the store, [`loop_disk`] mounts a small filesystem of any kind, and [`overbooked_disk`] loses what is written to
+//! it; [`fixtures`] puts each backend through
 //! `larder_testkit::backend_suite`; [`fuzz`] feeds what strangers send to the code that reads it.
 
 pub mod containerd;
@@ -26,6 +27,7 @@ pub mod holding_proxy;
 pub mod images;
 pub mod loop_disk;
 pub mod otlp_receiver;
+pub mod overbooked_disk;
 pub mod packages;
 pub mod process;
 pub mod registry;
@@ -38,6 +40,7 @@ pub use holding_proxy::HoldingProxy;
 pub use images::{ImageBuilder, LayerFiles};
 pub use loop_disk::{LoopDisk, LoopFilesystem};
 pub use otlp_receiver::OtlpReceiver;
+pub use overbooked_disk::OverbookedDisk;
 pub use packages::{Availability, Package, require};
 pub use registry::{RegistryAccess, RegistryOptions, RegistryProcess, TlsMode};
 
