@@ -6,6 +6,7 @@
 //! there from the start, and is compared with what the archive really has: so a table of contents that lies is found.
 
 use std::fs::File;
+use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use std::time::Duration;
 use std::{fmt, io};
 
 use parking_lot::{Mutex, MutexGuard};
-use rustix::fs::SeekFrom;
+use rustix::fs::{Advice, SeekFrom, fadvise};
 use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::{mpsc, watch};
@@ -30,6 +31,8 @@ const BUFFER: usize = 128 << 10;
 /// How long a reader whose read has failed does not wait again for the same data: EROFS reads page by page what it
 /// could not read at once.
 const FAILED_FOR: Duration = Duration::from_secs(1);
+/// Bytes that memory has of a file, or not: the largest page of a machine.
+const PAGE: u64 = 64 << 10;
 /// The first block: the writer writes it last.
 const FIRST_BLOCK: u64 = 4096;
 
@@ -296,10 +299,21 @@ impl PartialLayer {
         Ok(chunks.len())
     }
 
+    /// Notes that the disk may have lost what was written: each chunk is read from it, or written again.
+    pub(crate) fn forget_filled(&self) {
+        let mut state = self.state();
+        state.filled.fill(false);
+        state.requested.fill(false);
+        state.filled_bytes = 0;
+    }
+
     /// Whether the file has the bytes of a chunk, by their digest.
     fn is_written(&self, number: usize) -> io::Result<bool> {
         let PlacedChunk { offset, chunk, .. } = self.chunk(number);
         let ChunkContent::Compressed(compressed) = &chunk.content else { return Ok(true) };
+        // Memory may have what the disk has lost.
+        let pages = offset - offset % PAGE..self.chunk(number).end().next_multiple_of(PAGE);
+        fadvise(&self.file, pages.start, NonZeroU64::new(pages.end - pages.start), Advice::DontNeed)?;
         match rustix::fs::seek(&self.file, SeekFrom::Data(*offset)) {
             Ok(data) if data < offset + chunk.size => {}
             Ok(_) | Err(Errno::NXIO) => return Ok(false),
@@ -434,5 +448,57 @@ impl UnfilledLayer for PartialLayer {
 
     fn file(&self) -> &File {
         &self.file
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use larder_testkit_peers::OverbookedDisk;
+
+    use super::*;
+    use crate::lazy::toc::{CompressedChunk, TocChunk};
+
+    const CHUNK: usize = 1_000_000;
+    /// ext4 has a place for what follows within megabytes.
+    const DISTANCE: usize = 20 << 20;
+
+    fn content(number: usize) -> Vec<u8> {
+        vec![b'a' + u8::try_from(number).unwrap(); CHUNK]
+    }
+
+    #[test]
+    fn what_the_disk_has_lost_is_not_there_though_memory_has_it() {
+        let Some(disk) = OverbookedDisk::new().unwrap() else { return };
+        let mut options = fs_err::File::options();
+        options.read(true).write(true).create_new(true);
+        let file = options.open(disk.path().join("layer")).unwrap().into_parts().0;
+        let chunks = (0..3).map(|number| PlacedChunk {
+            offset: (number * DISTANCE) as u64,
+            chunk: TocChunk {
+                size: CHUNK as u64,
+                content: ChunkContent::Compressed(CompressedChunk {
+                    blob: 0..1,
+                    skip: 0,
+                    sha256: Sha256::digest(content(number)).into(),
+                }),
+            },
+            begins_file: true,
+        });
+        let (demand, _demanded) = mpsc::unbounded_channel();
+        let layer = PartialLayer::new(file, 0, chunks.collect(), demand, Arc::default());
+        layer.write_chunk(0, &content(0)).unwrap();
+        disk.sync().unwrap();
+        layer.write_chunk(1, &content(1)).unwrap();
+        assert_eq!(layer.progress().filled_bytes, 2 * CHUNK as u64);
+        disk.fill().unwrap();
+        disk.sync().expect_err("writes have failed");
+        disk.make_room().unwrap();
+        layer.forget_filled();
+        assert_eq!(layer.progress().filled_bytes, 0);
+        assert_eq!(layer.find_filled(0..3).unwrap(), 1, "the second is lost");
+        layer.write_chunk(1, &content(1)).unwrap();
+        disk.sync().unwrap();
+        layer.forget_filled();
+        assert_eq!(layer.find_filled(0..3).unwrap(), 2);
     }
 }

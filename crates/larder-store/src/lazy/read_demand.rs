@@ -13,7 +13,7 @@ use tokio::time::{self, Instant};
 /// Time without a read that waits, until the background goes on.
 const QUIET: Duration = Duration::from_millis(250);
 /// Time from the end of a pull until a container of the image reads.
-const START: Duration = Duration::from_secs(1);
+const START: Duration = Duration::from_millis(500);
 /// Time for which the background gives way, at most.
 const LONGEST_PAUSE: Duration = Duration::from_secs(3);
 /// Time for which it then goes on whatever waits.

@@ -43,6 +43,8 @@ const RANGES_AT_ONCE: usize = 8;
 const RETRY_DEMAND: Duration = Duration::from_millis(500);
 /// Times between two attempts to fetch the whole blob: the first, and the longest.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+/// What fails when the disk has lost data of a layer.
+const SYNC: &str = "sync a layer to disk";
 /// Requests for a table of contents: for its place, for the table, and for what was not in either.
 const TABLE_REQUESTS: usize = 3;
 
@@ -355,8 +357,12 @@ impl LayerFill {
     async fn attempt(&self) -> Result<(), PullError> {
         let workers = PullWorkers::new(self.puller.syncer.begin(), &self.puller.fills);
         let done = self.attempt_with(&workers).await;
+        let (write_behind, layer) = (workers.worker().write_behind().clone(), Arc::clone(&self.layer));
+        // The disk reports an error once: the next attempt would not learn of it.
+        let lost = blocking(move || write_behind.finish().inspect_err(|_| layer.forget_filled()));
+        let lost = lost.await.map(|finished| finished.context(SYNC));
         workers.end().await;
-        done
+        done.and_then(|()| Ok(lost??))
     }
 
     async fn attempt_with(&self, workers: &PullWorkers) -> Result<(), PullError> {
@@ -368,9 +374,13 @@ impl LayerFill {
         let (key, store, layer) = (self.key.clone(), self.puller.store.clone(), Arc::clone(&self.layer));
         let (index, puller) = (planned.index(unpacked, &file), self.puller.clone());
         self.add_start_reads().await;
+        let write_behind = workers.worker().write_behind().clone();
         let complete = move || {
             puller.keep_index(&key, &index);
-            store.complete_layer(&key, &layer, &facts, &file.file)
+            let synced = write_behind.finish().context(SYNC);
+            let completed = synced.and_then(|()| store.complete_layer(&key, &layer, &facts, &file.file));
+            // What was written may be lost, though memory still has it.
+            completed.inspect_err(|_| layer.forget_filled())
         };
         workers.worker().blocking(complete).await??;
         let ingest = self.ingest.clone();
