@@ -94,7 +94,7 @@ const OTHER_WORDS: [(&str, &str); 2] = [
 ];
 
 /// Messages that the command line prints as they are, with `-o json`; enums as words.
-const SHOWN: [&str; 48] = [
+const SHOWN: [&str; 49] = [
     "CallStatus",
     "Collection",
     "Condition",
@@ -117,6 +117,7 @@ const SHOWN: [&str; 48] = [
     "ImageDecision",
     "ImageFill",
     "ImageLease",
+    "IncompleteLayer",
     "KeepRule",
     "KubernetesConnection",
     "KubernetesStatus",

@@ -5,8 +5,8 @@ use std::time::{Duration, SystemTime};
 
 use jiff::Timestamp;
 use larder::backend::{
-    ByteProgress, CallErrorKind, Image, ImageFill, LayerPhase, LayerProgress, PullDetail, PullStep, PullWait,
-    ReclaimBytes,
+    ByteProgress, CallErrorKind, FillProblem, Image, ImageFill, LayerPhase, LayerProgress, PullDetail,
+    PullStep, PullWait, ReclaimBytes,
 };
 use larder::credentials::{PullSecret, SecretCoordinates};
 use larder::events::{Event, EventReason, EventType};
@@ -174,14 +174,30 @@ pub fn image_from(image: api::Image) -> Image {
 
 /// Missing data of an image as a message.
 pub fn fill(fill: ImageFill) -> api::ImageFill {
-    let ImageFill { missing_bytes, waiting_reads } = fill;
-    api::ImageFill { missing_bytes, waiting_reads }
+    let left = fill.time_left();
+    let ImageFill { missing_bytes, waiting_reads, hosts, bytes_per_second, problem } = fill;
+    let (reason, retry_in) = problem.map(|problem| (problem.reason, problem.retry_in)).unzip();
+    api::ImageFill {
+        missing_bytes,
+        waiting_reads,
+        hosts: hosts.into_iter().collect(),
+        bytes_per_second,
+        problem: reason,
+        retry_in_milliseconds: retry_in.flatten().map(millis),
+        milliseconds_left: left.map(millis),
+    }
 }
 
 /// Missing data of an image in a message.
 pub fn fill_from(fill: api::ImageFill) -> ImageFill {
-    let api::ImageFill { missing_bytes, waiting_reads } = fill;
-    ImageFill { missing_bytes, waiting_reads }
+    let retry_in = fill.retry_in_milliseconds.map(Duration::from_millis);
+    ImageFill {
+        missing_bytes: fill.missing_bytes,
+        waiting_reads: fill.waiting_reads,
+        hosts: fill.hosts.into_iter().collect(),
+        bytes_per_second: fill.bytes_per_second,
+        problem: fill.problem.map(|reason| FillProblem { reason, retry_in }),
+    }
 }
 
 /// An event as a message; `number` is its position in the event ring.

@@ -16,6 +16,7 @@ use crate::credentials::Credential;
 use crate::gc::DiskSpace;
 use crate::go_format;
 use crate::hint::Hint;
+pub use crate::image_fill::{FillProblem, ImageFill};
 use crate::pod::SandboxConfig;
 pub use crate::progress::{
     ByteProgress, LayerPhase, LayerProgress, MinimumRate, ProgressReporter, PullDetail, PullStep, PullWait,
@@ -85,28 +86,6 @@ impl ImageSpec {
             return Ok(());
         };
         Err(BackendError::call(CallErrorKind::Other, message).with_hint(hint))
-    }
-}
-
-/// Data that is still to come of an image whose containers can start: as they read it, and in the background.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct ImageFill {
-    /// Bytes that are missing.
-    pub missing_bytes: u64,
-    /// Reads of containers that wait for some of them.
-    pub waiting_reads: u64,
-}
-
-impl ImageFill {
-    /// How many percent of an image of this size are here: below 100 while bytes are missing.
-    pub fn percent_of(&self, size: u64) -> u64 {
-        let here = size.saturating_sub(self.missing_bytes);
-        u64::try_from(u128::from(here) * 100 / u128::from(size.max(1))).unwrap_or(100)
-    }
-
-    /// How much of an image of this size is here, such as `12% of 1.3GB`.
-    pub fn describe(&self, size: u64) -> String {
-        format!("{}% of {}", self.percent_of(size), go_format::bytes(size))
     }
 }
 

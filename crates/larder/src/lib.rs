@@ -31,6 +31,7 @@ mod glob;
 pub mod go_format;
 pub mod hidden;
 pub mod hint;
+mod image_fill;
 pub mod image_service;
 #[cfg(feature = "internals")]
 #[doc(hidden)]

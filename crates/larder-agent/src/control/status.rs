@@ -4,11 +4,12 @@ use std::path::{Path, PathBuf};
 
 use larder::error_chain;
 use larder::gc::filesystem_stats::used_percent;
-use larder::gc::{GcPolicy, GcStatus, ImageCache, NodeImage, images_for_node_status};
+use larder::gc::{ClockReading, GcPolicy, GcStatus, ImageCache, NodeImage, images_for_node_status};
 use larder::image_service::{FsStats, ImageStats};
 use larder_api::v1 as api;
 use larder_registry::RegistryLoad;
 use larder_store::lazy::ReadVerification;
+use larder_store::store::IncompleteLayer;
 use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 
@@ -106,28 +107,44 @@ fn mode(storage: &Storage, config: &Config) -> &'static str {
 /// Layers whose data comes while containers read them. `None` where no image is pulled so.
 async fn lazy_pulls(storage: &Storage, config: &Config) -> Option<api::LazyPullStatus> {
     let store = storage.store()?.store().clone();
-    let (is_selected, fill) = (!config.lazy.images.is_empty(), storage.fill());
-    if !is_selected && fill.layers == 0 {
-        return None;
-    }
+    let is_selected = !config.lazy.images.is_empty();
     let unguarded = storage.unguarded().map(str::to_owned);
-    let state = spawn_blocking(move || {
+    let asked = spawn_blocking(move || {
+        let layers = store.incomplete_layers(&ClockReading::now()).unwrap_or_default();
+        if !is_selected && layers.is_empty() {
+            return None;
+        }
         let failed = unguarded.map_or_else(|| store.check_guard().map_err(|error| error_chain(&error)), Err);
-        match failed {
+        let state = match failed {
             Ok(()) if is_selected => "ready".to_owned(),
             Ok(()) => "off (no image is selected)".to_owned(),
             Err(reason) => format!("not possible: {reason}"),
-        }
+        };
+        Some((state, layers))
     });
+    // It fails only when the runtime stops.
+    let (state, layers) = asked.await.ok()??;
     let count = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
+    let total_bytes = layers.iter().map(|layer| layer.total_bytes).sum();
+    let missing: u64 = layers.iter().map(|layer| layer.fill.missing_bytes).sum();
     Some(api::LazyPullStatus {
-        // It fails only when the runtime stops.
-        state: state.await.ok()?,
-        incomplete_layers: count(fill.layers),
-        filled_bytes: fill.progress.filled_bytes,
-        total_bytes: fill.progress.total_bytes,
-        waiting_reads: count(fill.progress.waiting as u64),
+        state,
+        incomplete_layers: count(layers.len() as u64),
+        filled_bytes: total_bytes - missing,
+        total_bytes,
+        waiting_reads: count(layers.iter().map(|layer| layer.fill.waiting_reads).sum()),
+        layers: layers.into_iter().map(incomplete_layer).collect(),
     })
+}
+
+fn incomplete_layer(layer: IncompleteLayer) -> api::IncompleteLayer {
+    let IncompleteLayer { key, total_bytes, fill, age } = layer;
+    api::IncompleteLayer {
+        layer: key.to_string(),
+        total_bytes,
+        fill: Some(convert::fill(fill)),
+        age_milliseconds: millis(age),
+    }
 }
 
 /// Verification of layers when they are read. `None` where that is not set.

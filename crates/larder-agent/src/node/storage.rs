@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use larder::backend::{Backend, BackendError, CallErrorKind};
-use larder::gc::{Collector, CollectorBuilder};
+use larder::gc::{ClockReading, Collector, CollectorBuilder};
 use larder::go_format;
 use larder::hidden::HiddenImages;
 use larder::hint::Hint;
@@ -12,7 +12,8 @@ use larder::retry::retry_until;
 use larder_cri::CriBackend;
 use larder_registry::RegistryLoad;
 use larder_store::backend::StoreBackend;
-use larder_store::lazy::{FillProgress, ReadVerification};
+use larder_store::lazy::ReadVerification;
+use larder_store::store::{IncompleteLayer, StoreError, Suspect};
 use tokio::time;
 
 use super::Observability;
@@ -26,15 +27,6 @@ use crate::error::Error;
 const RUNTIME_STARTS_WITHIN: Duration = Duration::from_secs(60);
 /// First and longest time between two questions whether it answers.
 const RUNTIME_RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
-
-/// Layers that are being filled while containers read them.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct FillingLayers {
-    /// Number of layers.
-    pub(crate) layers: u64,
-    /// Progress of all of them.
-    pub(crate) progress: FillProgress,
-}
 
 /// The image backend of a node, its publication to a containerd, and its health.
 pub(crate) struct Storage {
@@ -76,6 +68,9 @@ impl Storage {
         {
             runtime.observe_with(observability.metrics().clone());
             observability.metrics().runtime_configured();
+        }
+        if let Some(store) = handle.store() {
+            store.store().observe_fills(observability.metrics().store_configured());
         }
         let (backend, mut collector) =
             gc_wiring::backend_and_collector(&handle, config, publisher.as_deref());
@@ -208,17 +203,14 @@ impl Storage {
         self.unguarded.get().map(String::as_str)
     }
 
-    /// Sum over the layers of the store that are being filled.
-    pub(crate) fn fill(&self) -> FillingLayers {
-        let layers = self.store().map(|store| store.store().filling_layers()).unwrap_or_default();
-        let mut sum = FillingLayers::default();
-        for (_, FillProgress { filled_bytes, total_bytes, waiting }) in layers {
-            sum.layers += 1;
-            sum.progress.filled_bytes += filled_bytes;
-            sum.progress.total_bytes += total_bytes;
-            sum.progress.waiting += waiting;
-        }
-        sum
+    /// The layers of the store that are not complete, the oldest first. Blocks.
+    pub(crate) fn incomplete_layers(&self) -> Result<Vec<IncompleteLayer>, StoreError> {
+        self.store().map_or(Ok(Vec::new()), |store| store.store().incomplete_layers(&ClockReading::now()))
+    }
+
+    /// What may have read zeros of incomplete layers, and is still there. Blocks.
+    pub(crate) fn suspects(&self) -> Result<Vec<Suspect>, StoreError> {
+        self.store().map_or(Ok(Vec::new()), |store| store.store().suspects())
     }
 
     /// Verification of layers when they are read; `None` where reads are not verified.

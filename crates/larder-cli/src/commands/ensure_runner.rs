@@ -95,15 +95,15 @@ impl EnsureOutcomeRecord {
                     id: Some(image_ref.clone()),
                     ..unfinished
                 };
-                match *outcome {
+                match outcome {
                     ImagePresence::Present => present,
-                    ImagePresence::Pulled { size_bytes, pull_duration, total_duration, fill } => {
+                    &ImagePresence::Pulled { size_bytes, pull_duration, total_duration, ref fill } => {
                         EnsureOutcomeRecord {
                             result: "Pulled",
                             size_bytes: Some(size_bytes).filter(|size| *size > 0),
                             pull_seconds: Some(pull_duration.as_secs_f64()),
                             total_seconds: Some(total_duration.as_secs_f64()),
-                            missing_bytes: fill.map(|fill| fill.missing_bytes),
+                            missing_bytes: fill.as_ref().map(|fill| fill.missing_bytes),
                             ..present
                         }
                     }

@@ -207,7 +207,7 @@ fn report(
     for (EnsureRequest { image, .. }, result) in requests.iter().zip(results) {
         match result {
             EnsureResult::Ensured(ensured) => {
-                if let Pulled::Pulled { size_bytes, total_duration, fill, .. } = ensured.outcome
+                if let &Pulled::Pulled { size_bytes, total_duration, ref fill, .. } = &ensured.outcome
                     && !args.quiet
                     && args.output.is_none()
                 {

@@ -15,6 +15,7 @@
 //!
 //! A reader gets the layer's bytes, or waits, or gets an error after a bounded time; never the zeros of a hole.
 
+pub(crate) mod fill_activity;
 pub(crate) mod group;
 pub(crate) mod journal;
 mod keeper;
@@ -28,6 +29,7 @@ pub(crate) mod toc;
 pub(crate) mod verified_layer;
 mod verified_layers;
 
+pub use fill_activity::{FetchPurpose, FillObserver, ReadEnd};
 pub(crate) use group::GroupState;
 pub use keeper::{GroupKeeper, KeptGroup};
 pub use partial_layer::FillProgress;

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
 
+use larder::backend::RateWindow;
 use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{Advice, SeekFrom, fadvise};
 use rustix::io::Errno;
@@ -20,6 +21,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
+use super::fill_activity::ReadEnd;
 use super::read_demand::{DemandedRead, ReadDemand};
 use super::skeleton::PlacedChunk;
 use super::start_reads::{ChunkName, StartRecorder};
@@ -33,6 +35,8 @@ const BUFFER: usize = 128 << 10;
 const FAILED_FOR: Duration = Duration::from_secs(1);
 /// Bytes that memory has of a file, or not: the largest page of a machine.
 const PAGE: u64 = 64 << 10;
+/// Time over which the rate of a fill is measured.
+const RATE_WINDOW: Duration = Duration::from_secs(5);
 /// The first block: the writer writes it last.
 const FIRST_BLOCK: u64 = 4096;
 
@@ -66,6 +70,7 @@ pub(crate) struct PartialLayer {
 struct PartialState {
     filled: Vec<bool>,
     filled_bytes: u64,
+    rate: FillRate,
     requested: Vec<bool>,
     waiting: Vec<WaitingRead>,
     /// Reads that have failed lately: process, chunks, and when.
@@ -75,6 +80,16 @@ struct PartialState {
     current: Vec<u8>,
     /// No data comes any more: it was removed, or is no longer what the image needs.
     ended: bool,
+}
+
+/// Rate at which data comes.
+#[derive(Debug)]
+struct FillRate(RateWindow);
+
+impl Default for FillRate {
+    fn default() -> FillRate {
+        FillRate(RateWindow::new(RATE_WINDOW))
+    }
 }
 
 impl PartialState {
@@ -108,6 +123,8 @@ pub struct FillProgress {
     pub total_bytes: u64,
     /// Reads that wait.
     pub waiting: usize,
+    /// Bytes of file data that came per second lately; `None` before that is known.
+    pub bytes_per_second: Option<u64>,
 }
 
 /// The error of an archive that is not what the table of contents says.
@@ -268,8 +285,13 @@ impl PartialLayer {
         drop(self.take_waiting(|_| true));
     }
 
+    /// Takes reads that fail.
     fn take_waiting(&self, of: impl Fn(&WaitingRead) -> bool) -> Vec<WaitingRead> {
-        self.state().waiting.extract_if(.., |read| of(read)).collect()
+        let taken: Vec<_> = self.state().waiting.extract_if(.., |read| of(read)).collect();
+        for read in &taken {
+            self.reads.note_wait(read.since.elapsed(), ReadEnd::Error);
+        }
+        taken
     }
 
     /// Writes a chunk, whose bytes were verified.
@@ -326,9 +348,11 @@ impl PartialLayer {
 
     /// Notes that a chunk is there, as it was verified, and lets the reads go on that need no other.
     pub(crate) fn set_filled(&self, number: usize) {
-        let mut state = self.state();
+        let (mut state, now) = (self.state(), Instant::now());
         if !std::mem::replace(&mut state.filled[number], true) {
             state.filled_bytes += self.chunks[number].chunk.size;
+            let filled_bytes = state.filled_bytes;
+            state.rate.0.observe(now, filled_bytes);
         }
         let PartialState { filled, waiting, .. } = &mut *state;
         let is_done = |read: &mut WaitingRead| {
@@ -337,6 +361,7 @@ impl PartialLayer {
         let done: Vec<WaitingRead> = waiting.extract_if(.., is_done).collect();
         drop(state);
         for read in done {
+            self.reads.note_wait(now.duration_since(read.since), ReadEnd::Data);
             read.reader.allow();
         }
     }
@@ -358,9 +383,11 @@ impl PartialLayer {
 
     /// How much is there.
     pub(crate) fn progress(&self) -> FillProgress {
-        let state = self.state();
+        let mut state = self.state();
+        let filled_bytes = state.filled_bytes;
         FillProgress {
-            filled_bytes: state.filled_bytes,
+            bytes_per_second: state.rate.0.observe(Instant::now(), filled_bytes),
+            filled_bytes,
             total_bytes: self.chunks.iter().map(|chunk| chunk.chunk.size).sum(),
             waiting: state.waiting.len(),
         }

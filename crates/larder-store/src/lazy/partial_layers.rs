@@ -4,9 +4,11 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, OnceLock};
 
+use larder::backend::FillProblem;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
+use super::fill_activity::FillActivity;
 use super::partial_layer::{FillProgress, PartialLayer};
 use super::read_demand::ReadDemand;
 use super::reads::GuardedReads;
@@ -21,6 +23,8 @@ pub(crate) struct PartialLayers {
     reads: OnceLock<Arc<GuardedReads>>,
     layers: Mutex<HashMap<LayerKey, FillingLayer>>,
     demand: Arc<ReadDemand>,
+    /// Also of layers that are not being filled yet.
+    activities: Mutex<HashMap<LayerKey, Arc<FillActivity>>>,
 }
 
 struct FillingLayer {
@@ -89,6 +93,17 @@ impl PartialLayers {
         self.lock().get(key).map(|filling| Arc::clone(&filling.layer))
     }
 
+    /// What is known of the requests for the data of an incomplete layer.
+    pub(crate) fn activity(&self, key: &LayerKey) -> Arc<FillActivity> {
+        Arc::clone(self.activities.lock().entry(key.clone()).or_default())
+    }
+
+    /// The host that has sent data of an incomplete layer last, and why none comes.
+    pub(crate) fn source(&self, key: &LayerKey, now: Instant) -> (Option<String>, Option<FillProblem>) {
+        let activity = self.activities.lock().get(key).cloned();
+        activity.map(|activity| (activity.host(), activity.problem(now))).unwrap_or_default()
+    }
+
     /// Whether missing data of a layer comes while it is read.
     pub(crate) fn is_guarded(&self, key: &LayerKey) -> bool {
         self.lock().contains_key(key)
@@ -96,6 +111,7 @@ impl PartialLayers {
 
     /// Ends a layer that was removed, or has failed: it is not filled any more.
     pub(crate) fn forget(&self, key: &LayerKey) {
+        self.activities.lock().remove(key);
         let Some(filling) = self.lock().remove(key) else { return };
         filling.layer.end();
         if let Some(Err(error)) = self.reads.get().map(|reads| reads.fail(&filling.layer)) {
@@ -108,6 +124,7 @@ impl PartialLayers {
         let mut layers = self.lock();
         if layers.get(key).is_some_and(|filling| Arc::ptr_eq(&filling.layer, layer)) {
             layers.remove(key);
+            self.activities.lock().remove(key);
         }
         drop(layers);
         layer.set_complete();

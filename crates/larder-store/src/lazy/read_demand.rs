@@ -3,12 +3,14 @@
 //! Both share the link to the registry. While a read waits, and for a moment after, the background fetches nothing: a
 //! program that starts reads one file after another. Under reads without end it gets a share of the time.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{self, Instant};
+
+use super::fill_activity::{FetchPurpose, FillObserver, ReadEnd};
 
 /// Time without a read that waits, until the background goes on.
 const QUIET: Duration = Duration::from_millis(250);
@@ -24,6 +26,7 @@ const SHARE: Duration = Duration::from_secs(1);
 pub(crate) struct ReadDemand {
     state: Mutex<DemandState>,
     begun: Notify,
+    observer: OnceLock<Arc<dyn FillObserver>>,
 }
 
 #[derive(Debug, Default)]
@@ -69,6 +72,32 @@ impl ReadDemand {
     /// A pull has ended: a container is about to start.
     pub(crate) fn expect_start(&self, now: Instant) {
         self.state.lock().quiet = Some(now + START);
+    }
+
+    /// Has everything counted from now on.
+    pub(crate) fn observe_with(&self, observer: Arc<dyn FillObserver>) {
+        let _ = self.observer.set(observer);
+    }
+
+    /// Counts a request for a range.
+    pub(crate) fn note_request(&self, purpose: FetchPurpose) {
+        if let Some(observer) = self.observer.get() {
+            observer.range_requested(purpose);
+        }
+    }
+
+    /// Counts bytes of ranges.
+    pub(crate) fn note_bytes(&self, purpose: FetchPurpose, bytes: u64) {
+        if let Some(observer) = self.observer.get() {
+            observer.bytes_received(purpose, bytes);
+        }
+    }
+
+    /// Counts the wait of a read.
+    pub(crate) fn note_wait(&self, waited: Duration, end: ReadEnd) {
+        if let Some(observer) = self.observer.get() {
+            observer.read_waited(waited, end);
+        }
     }
 
     /// Waits until the background may fetch.

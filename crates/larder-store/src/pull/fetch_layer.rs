@@ -139,8 +139,17 @@ pub(super) struct LayerFetch {
     pub(super) planned: PlannedLayer,
     pub(super) progress: Arc<FetchProgress>,
     pub(super) worker: PullWorker,
-    /// The layer that takes the data, and the ingest of its blob. `None` for a new one.
-    pub(super) into: Option<(Arc<dyn UnfilledLayer>, IngestFile)>,
+    /// The layer that takes the data. `None` for a new one.
+    pub(super) into: Option<FetchTarget>,
+}
+
+/// A layer in its place that takes the data of a fetch.
+pub(super) struct FetchTarget {
+    pub(super) layer: Arc<dyn UnfilledLayer>,
+    /// Ingest of its blob.
+    pub(super) ingest: IngestFile,
+    /// Receives the notices of the fetch.
+    pub(super) observer: FetchObserver,
 }
 
 /// Why a fetch stopped.
@@ -223,7 +232,7 @@ impl LayerFetch {
     /// Fetches and unpacks the layer. Bytes that turn out to be wrong are fetched once more, without the hosts that
     /// served them if there are others.
     async fn fetch_verified(&self, session: &RepositorySession) -> Result<StagedLayer, PullError> {
-        let ingest = if let Some((_, ingest)) = &self.into {
+        let ingest = if let Some(FetchTarget { ingest, .. }) = &self.into {
             ingest.clone()
         } else {
             let (store, blob) = (self.puller.store.clone(), self.origin.blob(&self.planned));
@@ -340,7 +349,7 @@ impl LayerFetch {
     /// The options of an attempt to unpack the layer, which the progress of the pull follows.
     pub(super) fn options(&self) -> UnpackOptions {
         let options = self.puller.options(self.planned.descriptor.size, &self.worker);
-        let into = self.into.as_ref().map(|(layer, _)| Arc::clone(layer));
+        let into = self.into.as_ref().map(|into| Arc::clone(&into.layer));
         let options = UnpackOptions { into, ..options };
         self.origin.progress().set_unpacking(&self.planned.descriptor.digest, Arc::clone(&options.progress));
         options
@@ -350,8 +359,12 @@ impl LayerFetch {
         let (fetch_progress, pull_progress) =
             (Arc::clone(&self.progress), Arc::clone(self.origin.progress()));
         let (span, digest) = (FetchSpanFields::of_current_span(), self.planned.descriptor.digest.clone());
+        let into = self.into.as_ref().map(|into| Arc::clone(&into.observer));
         Arc::new(move |notice| {
             span.note(&notice);
+            if let Some(observer) = &into {
+                observer(notice.clone());
+            }
             if let FetchNotice::Bytes(count) = notice {
                 fetch_progress.add_received(count, Instant::now());
             }
@@ -386,7 +399,7 @@ fn unpack_into_staging(
 }
 
 /// Receives the notices of a layer's fetch.
-type FetchObserver = Arc<dyn Fn(FetchNotice) + Send + Sync>;
+pub(super) type FetchObserver = Arc<dyn Fn(FetchNotice) + Send + Sync>;
 
 /// Records which hosts serve content, and forwards the notices of the fetch.
 fn noting_hosts(

@@ -15,19 +15,23 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use larder::backend::ProgressReporter;
-use larder_registry::{BlobError, RepositorySession, fetch_range};
+use larder_registry::{BlobError, FetchNotice, RepositorySession, fetch_range};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::time::{self, Instant};
 
 use super::StorePuller;
 use super::error::PullError;
-use super::fetch_layer::{FetchedContent, LayerBytes, LayerFetch, LayerOrigin, StagedLayer};
+use super::fetch_layer::{
+    FetchObserver, FetchTarget, FetchedContent, LayerBytes, LayerFetch, LayerOrigin, StagedLayer,
+};
 use super::lowers::open_lowers;
 use super::plan::PlannedLayer;
 use super::pull_progress::PullProgress;
 use super::pull_workers::{PullWorkers, blocking};
 use super::read_ahead::{ReadAhead, batches, blob_range};
+use crate::lazy::FetchPurpose;
+use crate::lazy::fill_activity::FillActivity;
 use crate::lazy::partial_layer::PartialLayer;
 use crate::lazy::skeleton::{MissingData, write_skeleton};
 use crate::lazy::start_reads::START;
@@ -60,6 +64,7 @@ pub(super) struct LayerFill {
     lowers: Vec<LayerHandle>,
     key: LayerKey,
     layer: Arc<PartialLayer>,
+    activity: Arc<FillActivity>,
 }
 
 impl LayerFetch {
@@ -179,6 +184,8 @@ pub(super) struct LayerBlob<'a> {
     pub(super) ingest: &'a IngestFile,
     /// Layers below it, lowest first.
     pub(super) lowers: &'a [LayerHandle],
+    /// Receives the notices of the fetch.
+    pub(super) observer: FetchObserver,
 }
 
 /// A layer that is in its place, and what it is filled from.
@@ -223,6 +230,7 @@ impl StorePuller {
             format,
             ingest,
             lowers,
+            activity: self.store.0.partials.activity(&key),
             key: key.clone(),
             layer: Arc::clone(&layer),
         };
@@ -251,7 +259,7 @@ impl StorePuller {
             planned: planned.clone(),
             progress: Arc::new(FetchProgress::new(self.config.minimum_rate, &callers, Instant::now())),
             worker: workers.worker(),
-            into: Some((into, blob.ingest.clone())),
+            into: Some(FetchTarget { layer: into, ingest: blob.ingest.clone(), observer: blob.observer }),
         };
         // A layer that takes its data is filled, and not repaired.
         let FetchedContent::Staged(staged) = fetch.run().await? else { return Err(PullError::Abandoned) };
@@ -338,6 +346,7 @@ impl LayerFill {
                 return self.fail(&error).await;
             }
             tracing::warn!(layer = %self.key, error, "cannot complete a layer yet");
+            self.activity.note_failure(error, Instant::now() + wait);
             time::sleep(wait).await;
             wait = RETRY.1.min(wait * 2);
         }
@@ -367,7 +376,7 @@ impl LayerFill {
 
     async fn attempt_with(&self, workers: &PullWorkers) -> Result<(), PullError> {
         let LayerFill { session, login, planned, ingest, lowers, .. } = self;
-        let blob = LayerBlob { session, login, planned, ingest, lowers };
+        let blob = LayerBlob { session, login, planned, ingest, lowers, observer: self.observer() };
         let into = Arc::clone(&self.layer) as Arc<dyn UnfilledLayer>;
         let (unpacked, file) = self.puller.unpack_into(blob, into, workers).await?;
         let facts = planned.metadata(&unpacked);
@@ -388,6 +397,20 @@ impl LayerFill {
         Ok(())
     }
 
+    /// Counts what the fetch of the blob does.
+    fn observer(&self) -> FetchObserver {
+        let (activity, demand) =
+            (Arc::clone(&self.activity), Arc::clone(self.puller.store.0.partials.demand()));
+        Arc::new(move |notice| {
+            match &notice {
+                FetchNotice::Host(_) => demand.note_request(FetchPurpose::Fill),
+                FetchNotice::Bytes(bytes) => demand.note_bytes(FetchPurpose::Fill, *bytes),
+                _ => {}
+            }
+            activity.note(&notice);
+        })
+    }
+
     /// Fetches the chunks that reads wait for, and then those that are likely read next.
     async fn serve(&self, mut demanded: mpsc::UnboundedReceiver<usize>) {
         let (mut ahead, mut fetches) = (self.earlier_start().await, FuturesUnordered::new());
@@ -397,12 +420,12 @@ impl LayerFill {
                 && let Some(chunks) = ahead.next(&self.layer)
             {
                 for_later += 1;
-                fetches.push(self.fetch(chunks, FetchedFor::LaterReads));
+                fetches.push(self.fetch(chunks, FetchPurpose::ReadAhead));
             }
             tokio::select! {
                 Some(done) = fetches.next() => match done {
-                    FetchedFor::Read => for_reads -= 1,
-                    FetchedFor::LaterReads => for_later -= 1,
+                    FetchPurpose::Read => for_reads -= 1,
+                    FetchPurpose::ReadAhead | FetchPurpose::Fill => for_later -= 1,
                 },
                 first = demanded.recv(), if for_reads < RANGES_AT_ONCE => {
                     let Some(first) = first else { return };
@@ -413,7 +436,7 @@ impl LayerFill {
                     for chunks in batches(&self.layer, &wanted) {
                         for_reads += 1;
                         ahead.note_read(&self.layer, chunks.end);
-                        fetches.push(self.fetch(chunks, FetchedFor::Read));
+                        fetches.push(self.fetch(chunks, FetchPurpose::Read));
                     }
                 }
             }
@@ -421,27 +444,32 @@ impl LayerFill {
     }
 
     /// Fetches successive chunks. Those that fail are requested again while reads wait for them.
-    async fn fetch(&self, chunks: Range<usize>, why: FetchedFor) -> FetchedFor {
+    async fn fetch(&self, chunks: Range<usize>, why: FetchPurpose) -> FetchPurpose {
         // What is fetched ahead saves reads from waiting, so the background gives way to it too.
         let _demanded = self.puller.store.0.partials.demand().begin();
         let began = Instant::now();
-        let fetched = self.try_fetch(chunks.clone()).await;
+        let fetched = self.try_fetch(chunks.clone(), why).await;
         tracing::debug!(layer = %self.key, ?chunks, ?why, elapsed = ?began.elapsed(), "fetched");
         if let Err(reason) = fetched {
             tracing::warn!(layer = %self.key, reason, "cannot fetch what a container reads");
+            self.activity.note_failure(reason, Instant::now() + RETRY_DEMAND);
             time::sleep(RETRY_DEMAND).await;
             chunks.for_each(|chunk| self.layer.retry(chunk));
         }
         why
     }
 
-    async fn try_fetch(&self, chunks: Range<usize>) -> Result<(), String> {
+    async fn try_fetch(&self, chunks: Range<usize>, why: FetchPurpose) -> Result<(), String> {
         let (layer, wanted) = (Arc::clone(&self.layer), chunks.clone());
         let found = blocking(move || layer.find_filled(wanted)).await.map_err(in_words)?;
         let chunks = chunks.start + found.map_err(|error| error.to_string())?..chunks.end;
         let Some(range) = blob_range(&self.layer, chunks.clone()) else { return Ok(()) };
+        let demand = self.puller.store.0.partials.demand();
+        demand.note_request(why);
         let bytes = fetch_range(&self.session, &self.planned.descriptor, range.clone()).await;
         let bytes = bytes.map_err(|error: BlobError| larder::error_chain(&error))?;
+        demand.note_bytes(why, bytes.len() as u64);
+        self.activity.note_data();
         let (layer, compression) = (Arc::clone(&self.layer), self.format.compression());
         let ingest = self.ingest.clone();
         let write = move || -> Result<(), String> {
@@ -465,12 +493,4 @@ impl LayerFill {
             Err(error) => Err(larder::error_chain(&error)),
         }
     }
-}
-
-/// Why chunks are fetched.
-#[derive(Debug, Clone, Copy)]
-enum FetchedFor {
-    /// A read waits for them.
-    Read,
-    LaterReads,
 }

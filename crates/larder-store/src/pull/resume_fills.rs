@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use larder::reference::Reference;
 use larder_registry::manifest::Descriptor;
+use tokio::time::Instant;
 
 use super::StorePuller;
 use super::error::PullError;
@@ -79,8 +80,12 @@ impl StorePuller {
                 Ok(Ok(Some(found))) if is_same(found.clone()) => {}
                 _ => return,
             }
-            if self.resume_fill(record.clone(), TableSource::Registry).await.is_ok() {
-                return;
+            match self.resume_fill(record.clone(), TableSource::Registry).await {
+                Ok(()) => return,
+                Err(error) => {
+                    let activity = self.store.0.partials.activity(&record.key);
+                    activity.note_failure(larder::error_chain(&error), Instant::now() + RETRY);
+                }
             }
             tokio::time::sleep(RETRY).await;
         }

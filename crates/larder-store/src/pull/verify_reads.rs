@@ -229,6 +229,7 @@ impl StorePuller {
                 planned: &source.planned,
                 ingest: &ingest,
                 lowers: &source.lowers,
+                observer: Arc::new(|_| ()),
             };
             let workers = PullWorkers::new(self.syncer.begin(), &self.fills);
             let done =

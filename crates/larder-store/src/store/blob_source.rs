@@ -100,7 +100,8 @@ impl BlobSource {
         }
     }
 
-    fn registry_name(&self) -> &str {
+    /// Registry of the repository; empty for archives.
+    pub(super) fn registry_name(&self) -> &str {
         self.repository.split_once('/').map_or("", |(registry, _)| registry)
     }
 

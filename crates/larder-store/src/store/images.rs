@@ -3,17 +3,16 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use larder::backend;
-use larder::gc::{ActivityKind, ImageActivity};
+use larder::gc::{ActivityKind, ClockReading, ImageActivity};
 use larder::reference::{Digest, ImageName, names_platform};
 
-use super::db::{DbRead, DbReadTransaction, DbResult, IMAGES, LAYERS, LEASES, NAMES, USES, encode};
+use super::db::{DbRead, DbReadTransaction, DbResult, IMAGES, NAMES, USES, encode};
 use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::{OpenStore, Store};
 use super::layout::{digest_of_name, names_in};
 use super::listing::{ImageListing, has_damaged_layer};
-use super::records::{ImageRecord, LayerRecord, PartialSource};
+use super::records::ImageRecord;
 use crate::disk::replace;
-use crate::lazy::FillProgress;
 
 /// Fewest digits of an id that stand for the whole of it.
 const SHORTEST_ID: usize = 4;
@@ -57,23 +56,9 @@ impl Store {
     /// Missing data of the images that are not complete, by their ids.
     fn fills(&self, reader: &DbReadTransaction) -> DbResult<HashMap<String, backend::ImageFill>> {
         let mut fills: HashMap<String, backend::ImageFill> = HashMap::new();
-        let incomplete = reader.endings(LEASES, &PartialSource::lease_id_start())?;
-        if incomplete.is_empty() {
-            return Ok(fills);
-        }
-        let filling: HashMap<_, _> = self.filling_layers().into_iter().collect();
-        for key in incomplete {
-            let Some(layer) =
-                reader.get::<LayerRecord>(LAYERS, &key)?.filter(|layer| layer.partial.is_some())
-            else {
-                continue;
-            };
-            let unfilled = FillProgress { total_bytes: layer.usage.bytes, ..FillProgress::default() };
-            let progress = filling.get(&layer.key).copied().unwrap_or(unfilled);
-            for id in reader.endings(USES, &format!("layer/{key}/"))? {
-                let fill = fills.entry(id).or_default();
-                fill.missing_bytes += progress.total_bytes - progress.filled_bytes;
-                fill.waiting_reads += progress.waiting as u64;
+        for layer in self.incomplete(reader, &ClockReading::now())? {
+            for id in reader.endings(USES, &format!("layer/{}/", layer.key))? {
+                fills.entry(id).or_default().add(layer.fill.clone());
             }
         }
         Ok(fills)
@@ -90,9 +75,9 @@ impl Store {
         reader: &DbReadTransaction,
         mut images: Vec<backend::Image>,
     ) -> DbResult<Vec<backend::Image>> {
-        let fills = self.fills(reader)?;
+        let mut fills = self.fills(reader)?;
         for image in &mut images {
-            image.fill = fills.get(image.id.as_str()).copied();
+            image.fill = fills.remove(image.id.as_str());
         }
         Ok(images)
     }

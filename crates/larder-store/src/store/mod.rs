@@ -69,6 +69,7 @@ pub use ingest::{IngestFile, IngestReader};
 pub use larder::backend::RemoveOptions;
 pub use layer_file::{ARCHIVE_RECORD, LAYER_FILE};
 pub use layers::{ClaimOutcome, LayerClaim, LayerHandle, LayerStaging, LayerWait};
+pub use partial::IncompleteLayer;
 pub use reclaim::IngestReferences;
 pub(crate) use records::seconds;
 pub use records::{

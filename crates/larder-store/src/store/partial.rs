@@ -1,18 +1,20 @@
 //! Layers without all their data: placed when their metadata is there, completed when the archive was read.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
 use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use larder::backend::ImageFill;
+use larder::gc::ClockReading;
 use tokio::time::Instant;
 
-use super::db::{DbRead as _, DbReadTransaction, LAYERS, LEASES, START_READS};
+use super::db::{DbRead as _, DbReadTransaction, DbResult, LAYERS, LEASES, START_READS};
 use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::{OpenStore, Store};
-use super::records::{ImageRecord, LayerKey, LayerMetadata, LayerRecord, PartialSource};
+use super::records::{ImageRecord, LayerKey, LayerMetadata, LayerRecord, LeaseRecord, PartialSource};
 use super::suspects;
 use super::transfers::put_transfers;
 use super::verified::file_of;
@@ -22,8 +24,21 @@ use crate::lazy::journal::FileId;
 use crate::lazy::partial_layer::{FillProgress, PartialLayer};
 use crate::lazy::reads::GuardedReads;
 use crate::lazy::start_reads::{ChunkName, StartReads};
-use crate::lazy::{GroupKeeper, GroupState};
+use crate::lazy::{FillObserver, GroupKeeper, GroupState};
 use crate::unpack::UnfilledLayer as _;
+
+/// A layer whose data is not complete.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IncompleteLayer {
+    /// The layer.
+    pub key: LayerKey,
+    /// Bytes of its data, here or not.
+    pub total_bytes: u64,
+    /// What is missing, and where it comes from.
+    pub fill: ImageFill,
+    /// Time since an image has the layer.
+    pub age: Duration,
+}
 
 impl Store {
     /// Opens the guard of reads; [`begin_guard`](Store::begin_guard) then answers them. Fails where the kernel or the
@@ -160,6 +175,55 @@ impl Store {
     /// How much is there of each incomplete layer that is being filled.
     pub fn filling_layers(&self) -> Vec<(LayerKey, FillProgress)> {
         self.0.partials.progress()
+    }
+
+    /// The layers that are not complete, also those that nothing fills at present. The oldest is the first.
+    pub fn incomplete_layers(&self, now: &ClockReading) -> Result<Vec<IncompleteLayer>, StoreError> {
+        let doing = "list incomplete layers";
+        let mut layers = self.0.db.read(doing, |reader| self.incomplete(reader, now))?;
+        layers.sort_by(|a, b| b.age.cmp(&a.age).then_with(|| a.key.cmp(&b.key)));
+        Ok(layers)
+    }
+
+    pub(super) fn incomplete(
+        &self,
+        reader: &DbReadTransaction,
+        now: &ClockReading,
+    ) -> DbResult<Vec<IncompleteLayer>> {
+        let leased = reader.endings(LEASES, &PartialSource::lease_id_start())?;
+        if leased.is_empty() {
+            return Ok(Vec::new());
+        }
+        let filling: HashMap<_, _> = self.filling_layers().into_iter().collect();
+        let mut layers = Vec::new();
+        for key in leased {
+            let Some(LayerRecord { key, usage, partial: Some(partial), .. }) = reader.get(LAYERS, &key)?
+            else {
+                continue;
+            };
+            let lease: Option<LeaseRecord> = reader.get(LEASES, &PartialSource::lease_id(&key))?;
+            let unfilled = FillProgress { total_bytes: usage.bytes, ..FillProgress::default() };
+            let progress = filling.get(&key).copied().unwrap_or(unfilled);
+            let (host, problem) = self.0.partials.source(&key, Instant::now());
+            layers.push(IncompleteLayer {
+                total_bytes: progress.total_bytes,
+                fill: ImageFill {
+                    missing_bytes: progress.total_bytes - progress.filled_bytes,
+                    waiting_reads: progress.waiting as u64,
+                    hosts: BTreeSet::from([host.unwrap_or_else(|| partial.blob.registry_name().to_owned())]),
+                    bytes_per_second: progress.bytes_per_second,
+                    problem,
+                },
+                age: lease.map_or(Duration::ZERO, |lease| lease.granted_at.age(now)),
+                key,
+            });
+        }
+        Ok(layers)
+    }
+
+    /// Has fetches for incomplete layers and waits of their reads counted.
+    pub fn observe_fills(&self, observer: Arc<dyn FillObserver>) {
+        self.0.partials.demand().observe_with(observer);
     }
 
     /// Whether data of a layer is missing.

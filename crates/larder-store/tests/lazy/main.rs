@@ -17,7 +17,7 @@ use larder::retention::Selector;
 use larder_registry::{RegistryClient, RegistryConfig};
 use larder_store::export::{ExportError, ExportRequest};
 use larder_store::fsck::FsckOptions;
-use larder_store::lazy::{GroupKeeper, KeptGroup};
+use larder_store::lazy::{FetchPurpose, FillObserver, GroupKeeper, KeptGroup, ReadEnd};
 use larder_store::mounts::{MountError, MountOptions};
 use larder_store::pull::{GuardedBefore, LazyPulls, PullError, StorePullConfig, StorePuller};
 use larder_store::snapshots::NewSnapshot;
@@ -450,6 +450,69 @@ async fn reads_fail_in_time_without_a_registry_and_succeed_with_it() {
         }
     };
     assert!(tokio::time::timeout(LONGEST_WAIT, until_read).await.unwrap() == fixture.files()[0].1);
+    node.complete(&image).await;
+}
+
+/// Counts by purpose.
+#[derive(Debug, Default)]
+struct Counted {
+    requests: Mutex<BTreeMap<&'static str, u64>>,
+    bytes: Mutex<BTreeMap<&'static str, u64>>,
+    waits: Mutex<Vec<(Duration, ReadEnd)>>,
+}
+
+impl FillObserver for Counted {
+    fn range_requested(&self, purpose: FetchPurpose) {
+        *self.requests.lock().entry(purpose.word()).or_default() += 1;
+    }
+
+    fn bytes_received(&self, purpose: FetchPurpose, bytes: u64) {
+        *self.bytes.lock().entry(purpose.word()).or_default() += bytes;
+    }
+
+    fn read_waited(&self, waited: Duration, end: ReadEnd) {
+        self.waits.lock().push((waited, end));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_waits_and_the_source_of_missing_data_are_known() {
+    let dir = tempfile::tempdir().unwrap();
+    let wait = Duration::from_secs(2);
+    let Some((node, _)) = LazyNode::in_dir(dir, Arc::default(), wait).await else { return };
+    let counted = Arc::new(Counted::default());
+    node.store().observe_fills(Arc::clone(&counted) as Arc<dyn FillObserver>);
+    let (registry, fixture) = (FaultRegistry::start(), Fixture::made("app", &two_files(1)));
+    let image = fixture.put(&registry);
+    hold_background(&registry, &fixture);
+    let pulled = node.pull(&image).await;
+    let mounted = node.mount(&pulled, "app");
+    assert!(mounted.read(Path::new("first")).await.unwrap() == fixture.files()[0].1);
+    assert!(counted.requests.lock()["read"] >= 1 && counted.bytes.lock()["read"] > 0, "{counted:?}");
+    assert!(counted.waits.lock().iter().all(|(_, end)| *end == ReadEnd::Data), "{counted:?}");
+    assert!(!counted.waits.lock().is_empty());
+    let incomplete = || node.store().incomplete_layers(&ClockReading::now()).unwrap();
+    let layers = incomplete();
+    assert_eq!(layers.iter().map(|layer| &layer.key).collect::<Vec<_>>(), [&pulled.layers[0].key]);
+    assert!(layers[0].fill.missing_bytes < layers[0].total_bytes && layers[0].age < LONGEST_WAIT);
+    assert!(layers[0].fill.hosts.iter().eq([image.registry()]), "{layers:?}");
+
+    registry.clear_faults();
+    node.complete(&image).await;
+    assert_eq!(incomplete(), []);
+    assert!(counted.requests.lock()["fill"] >= 1, "{counted:?}");
+
+    let other = Fixture::made("other", &two_files(3));
+    let image = other.put(&registry);
+    hold_background(&registry, &other);
+    let pulled = node.pull(&image).await;
+    let mounted = node.mount(&pulled, "other");
+    registry.fault(FaultTrigger::path("/"), ResponseFault::Hangup);
+    assert!(mounted.read(Path::new("first")).await.is_err());
+    assert!(counted.waits.lock().iter().any(|(waited, end)| *end == ReadEnd::Error && *waited >= wait));
+    let problem = incomplete()[0].fill.problem.clone().expect("the registry does not answer");
+    assert!(!problem.reason.is_empty() && problem.retry_in.is_some(), "{problem:?}");
+    registry.clear_faults();
     node.complete(&image).await;
 }
 

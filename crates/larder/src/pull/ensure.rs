@@ -129,7 +129,7 @@ pub struct EnsuredImage {
 }
 
 /// How an image became present.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ImagePresence {
     /// It was present.
     Present,

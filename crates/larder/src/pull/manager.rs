@@ -405,10 +405,10 @@ impl ImageManager {
         shared: &SharedPullResult,
         total_duration: Duration,
     ) -> ImagePresence {
-        let PullOutcome { size_bytes, fill, .. } = shared.result;
+        let PullOutcome { size_bytes, ref fill, .. } = shared.result;
         // A caller that joined a pull in progress waited less than the pull took.
         let pull_duration = shared.result.duration.min(total_duration);
-        let rest = fill.map_or_else(String::new, |fill| {
+        let rest = fill.as_ref().map_or_else(String::new, |fill| {
             format!(" (startable, {}; rest follows)", fill.describe(size_bytes))
         });
         let message = format!(
@@ -426,7 +426,7 @@ impl ImageManager {
         if let Some(metrics) = &self.metrics {
             metrics.image_pulled(size_bytes, total_duration);
         }
-        ImagePresence::Pulled { size_bytes, pull_duration, total_duration, fill }
+        ImagePresence::Pulled { size_bytes, pull_duration, total_duration, fill: fill.clone() }
     }
 
     /// Pulls, or joins a pull in progress whose outcome applies to this caller.

@@ -225,6 +225,28 @@ fn records(registry: &mut Registry, pulls: &Pulls) {
     gauge(registry, "kubelet_imagemanager_inmemory_pulledrecords_usage_percent", percent);
 }
 
+/// Of layers of larder's own store whose data comes while containers read them.
+fn lazy_pulls(registry: &mut Registry, storage: &Storage) {
+    match storage.incomplete_layers() {
+        Ok(layers) => {
+            let total: u64 = layers.iter().map(|layer| layer.total_bytes).sum();
+            let missing: u64 = layers.iter().map(|layer| layer.fill.missing_bytes).sum();
+            gauge(registry, "larder_lazy_incomplete_layers", layers.len() as u64);
+            gauge(registry, "larder_lazy_filled_bytes", total - missing);
+            gauge(registry, "larder_lazy_total_bytes", total);
+            let waiting = layers.iter().map(|layer| layer.fill.waiting_reads).sum();
+            gauge(registry, "larder_lazy_waiting_reads", waiting);
+            let oldest = layers.first().map_or(0, |layer| layer.age.as_secs());
+            gauge(registry, "larder_lazy_oldest_age_seconds", oldest);
+        }
+        Err(error) => tracing::debug!("cannot list incomplete layers: {error}"),
+    }
+    match storage.suspects() {
+        Ok(suspects) => gauge(registry, "larder_lazy_suspects", suspects.len() as u64),
+        Err(error) => tracing::debug!("cannot list containers that may have read zeros: {error}"),
+    }
+}
+
 /// Of larder's own store.
 fn store(registry: &mut Registry, storage: &Storage) {
     if storage.store().is_none() {
@@ -235,11 +257,7 @@ fn store(registry: &mut Registry, storage: &Storage) {
     counter(registry, "larder_store_verified_bytes", verification.verified_bytes);
     counter(registry, "larder_store_damaged_pieces", verification.damaged_pieces);
     counter(registry, "larder_store_repaired_pieces", verification.repaired_pieces);
-    let fill = storage.fill();
-    gauge(registry, "larder_lazy_incomplete_layers", fill.layers);
-    gauge(registry, "larder_lazy_filled_bytes", fill.progress.filled_bytes);
-    gauge(registry, "larder_lazy_total_bytes", fill.progress.total_bytes);
-    gauge(registry, "larder_lazy_waiting_reads", fill.progress.waiting as u64);
+    lazy_pulls(registry, storage);
     let loads = storage.registry_series();
     for (name, count) in [
         ("larder_registry_requests", (|load| load.requests) as fn(&RegistryLoad) -> u64),

@@ -167,6 +167,9 @@ metrics! {
     /// Layers of larder's own store whose data comes while containers read them
     "larder_lazy_incomplete_layers": Gauge;
 
+    /// Age of the oldest incomplete layer, since an image has it; 0 without any
+    "larder_lazy_oldest_age_seconds": Gauge;
+
     /// Bytes of incomplete layers that are here
     "larder_lazy_filled_bytes": Gauge;
 
@@ -175,6 +178,23 @@ metrics! {
 
     /// Reads of containers that wait for data of incomplete layers
     "larder_lazy_waiting_reads": Gauge;
+
+    /// Time that reads of containers have waited for data of incomplete layers. Reads that found their data have none
+    "larder_lazy_read_wait_seconds": Histogram;
+
+    /// Reads of containers that have failed since the data did not come in time
+    "larder_lazy_failed_reads": Counter;
+
+    /// Requests for ranges of incomplete layers: for a `read` that waits, for one that is likely to follow
+    /// (`read_ahead`), or to complete a layer (`fill`)
+    "larder_lazy_requests": Counter(purpose);
+
+    /// Bytes of such ranges that were received
+    "larder_lazy_received_bytes": Counter(purpose);
+
+    /// Mounts and containers that may have read zeros, since the guard of incomplete layers was killed, and are still
+    /// there; `larder status` names them
+    "larder_lazy_suspects": Gauge;
 
     /// Complete layers in use that have data which was not read and verified yet, with `store.verifyReads`
     "larder_store_unverified_layers": Gauge;

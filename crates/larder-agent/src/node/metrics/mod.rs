@@ -10,6 +10,7 @@ mod metric_docs;
 mod process_stats;
 
 use std::io;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use larder::credentials::plugin::PluginRunObserver;
@@ -17,10 +18,12 @@ use larder::events::{Event, EventReason, EventSink, EventType};
 use larder::gc::{GcGoal, RemovalHistory, RemovalHistoryEntry};
 use larder::pull::{EnsureLabels, PullFailureReason, PullMetrics, image_size_bucket};
 use larder_cri::OperationObserver;
+use larder_store::lazy::{FetchPurpose, FillObserver, ReadEnd};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::exemplar::HistogramWithExemplars;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry};
 
 use crate::traces::current_trace_id;
@@ -53,6 +56,31 @@ fn operation_seconds() -> impl Iterator<Item = f64> {
 /// A histogram that remembers the last trace of each bucket.
 type TracedHistogram = HistogramWithExemplars<Labels>;
 
+/// From a read that a nearby registry answers to the longest wait that is usual.
+const READ_WAIT_SECONDS: [f64; 12] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0];
+
+/// Counters and histograms of layers whose data comes while containers read them.
+#[derive(Debug)]
+struct FillMetrics {
+    requests: Family<Labels, Counter>,
+    received_bytes: Family<Labels, Counter>,
+    read_waits: Histogram,
+    failed_reads: Counter,
+}
+
+impl FillMetrics {
+    fn new() -> FillMetrics {
+        let (requests, received_bytes) = (Family::default(), Family::default());
+        for purpose in FetchPurpose::ALL.map(purpose_labels) {
+            for family in [&requests, &received_bytes] {
+                drop(Family::<Labels, Counter>::get_or_create(family, &purpose));
+            }
+        }
+        let read_waits = Histogram::new(READ_WAIT_SECONDS);
+        FillMetrics { requests, received_bytes, read_waits, failed_reads: Counter::default() }
+    }
+}
+
 /// Counters and histograms of events.
 #[derive(Debug)]
 pub(crate) struct NodeMetrics {
@@ -72,6 +100,7 @@ pub(crate) struct NodeMetrics {
     operations: Family<Labels, Counter>,
     operation_seconds: Family<Labels, TracedHistogram, fn() -> TracedHistogram>,
     operation_errors: Family<Labels, Counter>,
+    fills: OnceLock<FillMetrics>,
     /// The trace that the caller belongs to, if it is sampled.
     current_trace: fn() -> Option<String>,
     started: SystemTime,
@@ -114,6 +143,7 @@ impl NodeMetrics {
             operations: Family::default(),
             operation_seconds: Family::new_with_constructor(operation_histogram),
             operation_errors: Family::default(),
+            fills: OnceLock::new(),
             current_trace: current_trace_id,
             started: SystemTime::now(),
         }
@@ -138,6 +168,12 @@ impl NodeMetrics {
         }
     }
 
+    /// Records that the node has a store of its own.
+    pub(crate) fn store_configured(self: &Arc<Self>) -> Arc<dyn FillObserver> {
+        self.fills.get_or_init(FillMetrics::new);
+        Arc::clone(self) as Arc<dyn FillObserver>
+    }
+
     pub(super) fn register(&self, registry: &mut Registry) {
         add(registry, "kubelet_image_manager_ensure_image_requests", self.ensures.clone());
         add(registry, "kubelet_image_pull_duration_seconds", self.pulls.clone());
@@ -155,6 +191,12 @@ impl NodeMetrics {
         add(registry, "kubelet_runtime_operations", self.operations.clone());
         add(registry, "kubelet_runtime_operations_duration_seconds", self.operation_seconds.clone());
         add(registry, "kubelet_runtime_operations_errors", self.operation_errors.clone());
+        if let Some(fills) = self.fills.get() {
+            add(registry, "larder_lazy_requests", fills.requests.clone());
+            add(registry, "larder_lazy_received_bytes", fills.received_bytes.clone());
+            add(registry, "larder_lazy_read_wait_seconds", fills.read_waits.clone());
+            add(registry, "larder_lazy_failed_reads", fills.failed_reads.clone());
+        }
     }
 
     /// Adds an observation, with the current trace as its exemplar.
@@ -236,6 +278,31 @@ impl OperationObserver for NodeMetrics {
     }
 }
 
+impl FillObserver for NodeMetrics {
+    fn range_requested(&self, purpose: FetchPurpose) {
+        if let Some(fills) = self.fills.get() {
+            fills.requests.get_or_create(&purpose_labels(purpose)).inc();
+        }
+    }
+
+    fn bytes_received(&self, purpose: FetchPurpose, bytes: u64) {
+        if let Some(fills) = self.fills.get() {
+            fills.received_bytes.get_or_create(&purpose_labels(purpose)).inc_by(bytes);
+        }
+    }
+
+    fn read_waited(&self, waited: Duration, end: ReadEnd) {
+        if let Some(fills) = self.fills.get() {
+            fills.read_waits.observe(waited.as_secs_f64());
+            fills.failed_reads.inc_by(u64::from(end == ReadEnd::Error));
+        }
+    }
+}
+
+fn purpose_labels(purpose: FetchPurpose) -> Labels {
+    labels([("purpose", purpose.word())])
+}
+
 impl EventSink for NodeMetrics {
     fn record(&self, event: Event) {
         self.events.get_or_create(&event_labels(event.event_type, event.reason)).inc();
@@ -253,8 +320,8 @@ fn known_policy(policy: &str) -> &'static str {
 
 /// A removal history of GC that counts removals, and estimated and freed bytes.
 pub(crate) struct MeteredHistory<H> {
-    pub(crate) history: std::sync::Arc<H>,
-    pub(crate) metrics: std::sync::Arc<NodeMetrics>,
+    pub(crate) history: Arc<H>,
+    pub(crate) metrics: Arc<NodeMetrics>,
 }
 
 impl<H: RemovalHistory> RemovalHistory for MeteredHistory<H> {

@@ -15,15 +15,12 @@ const HIDDEN: &str =
     "hidden: fetched with credentials ahead of kubelet, visible once kubelet's own pull succeeds";
 
 /// How much of an image is here, and what that means.
-fn incomplete(fill: ImageFill, size_bytes: u64) -> String {
+fn incomplete(fill: &ImageFill, size_bytes: u64) -> String {
     let reads = match fill.waiting_reads {
         0 => String::new(),
-        count => format!(", and {count} reads wait"),
+        count => format!("; {count} reads wait"),
     };
-    format!(
-        "{} is here, the rest follows while its registry can be reached{reads}",
-        fill.describe(size_bytes)
-    )
+    format!("{} is here, the rest follows {}{reads}", fill.describe(size_bytes), fill.describe_source())
 }
 
 /// The lines about an image that was requested by this name.
@@ -63,8 +60,8 @@ pub(crate) fn lines(requested: &str, explanation: &Explanation) -> Vec<String> {
     let last_used = explanation.milliseconds_since_last_used.map(|since| ago(since, &image.last_used));
     lines.push(format!("  last used:  {}", last_used.unwrap_or_else(|| "never".to_owned())));
     lines.push(format!("  size:       {}", go_format::bytes(image.size_bytes)));
-    if let Some(fill) = explanation.fill.map(convert::fill_from) {
-        lines.push(format!("  incomplete: {}", incomplete(fill, image.size_bytes)));
+    if let Some(fill) = explanation.fill.clone().map(convert::fill_from) {
+        lines.push(format!("  incomplete: {}", incomplete(&fill, image.size_bytes)));
     }
     if explanation.containerd_bytes > 0 {
         let bytes = go_format::bytes(explanation.containerd_bytes);

@@ -167,7 +167,7 @@ fn rows(image: &api::Image) -> Vec<ImageTableRow> {
         r#type: type_word(&image.artifact_type).to_owned(),
         artifact_type: image.artifact_type.clone(),
         size_bytes: image.size_bytes,
-        missing_bytes: image.fill.map(|fill| fill.missing_bytes),
+        missing_bytes: image.fill.as_ref().map(|fill| fill.missing_bytes),
         pinned: image.pinned,
         created: details.created.clone(),
         last_used: details.last_used.clone(),

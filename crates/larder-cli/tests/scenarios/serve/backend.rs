@@ -172,7 +172,18 @@ fn a_pull_moves_the_metrics_of_registry_and_disk() {
         daemon.pull(&world.registry.image("shop/web:1")).unwrap();
         assert!(daemon.metric("larder_pulled_image_bytes_total") > 4_000_000.0);
         assert!(daemon.metric("larder_image_pull_duration_seconds_count") > 0.5);
-        let lazy = ["incomplete_layers", "filled_bytes", "total_bytes", "waiting_reads"];
+        let lazy = [
+            "incomplete_layers",
+            "oldest_age_seconds",
+            "filled_bytes",
+            "total_bytes",
+            "waiting_reads",
+            "read_wait_seconds",
+            "failed_reads",
+            "requests",
+            "received_bytes",
+            "suspects",
+        ];
         let reads = ["unverified_layers", "verified_bytes", "damaged_pieces", "repaired_pieces"];
         let of_store = lazy.map(|name| format!("larder_lazy_{name}")).into_iter();
         for name in of_store.chain(reads.map(|name| format!("larder_store_{name}"))) {
