@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use larder::artifact_type::type_word;
-use larder_api::convert::image_state;
+use larder_api::convert::{fill_from, image_state};
 use larder_api::v1::{self as api, DecisionReason};
 
 use crate::text;
@@ -102,7 +102,7 @@ impl ImageSort {
 
 impl ImageRow {
     fn of(image: api::Image, shared: Option<u64>) -> ImageRow {
-        let api::Image { id, repo_tags, repo_digests, size_bytes, details, artifact_type, .. } = image;
+        let api::Image { id, repo_tags, repo_digests, size_bytes, details, artifact_type, fill, .. } = image;
         let details = details.unwrap_or_default();
         let short_id =
             id.split_once(':').map_or(&*id, |(_, digits)| digits).chars().take(13).collect::<String>();
@@ -116,6 +116,10 @@ impl ImageRow {
         };
         let of_type = if artifact_type.is_empty() { "" } else { type_word(&artifact_type) };
         let name = if of_type.is_empty() { name } else { format!("{name} ({of_type})") };
+        let name = match fill.map(fill_from) {
+            Some(fill) => format!("{name} ({}% here)", fill.percent_of(size_bytes)),
+            None => name,
+        };
         let search = [&repo_tags[..], &repo_digests[..], &[id.clone(), of_type.to_owned()]];
         let search = search.concat().join("\n").to_lowercase();
         ImageRow {
@@ -338,6 +342,13 @@ mod tests {
         list.set_filter("model".into());
         assert_eq!(list.rows().map(|row| &*row.name).collect::<Vec<_>>(), ["reg.example/llm:1 (model)"]);
         assert_eq!(list.selected().unwrap().names, ["reg.example/llm:1"], "requests have the name alone");
+    }
+
+    #[test]
+    fn an_incomplete_image_says_how_much_is_here() {
+        let fill = Some(api::ImageFill { missing_bytes: 3, ..api::ImageFill::default() });
+        let row = ImageRow::of(api::Image { fill, ..image("a:1", 10, 5, "") }, None);
+        assert_eq!(row.name, "reg.example/a:1 (70% here)");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! no names of pull secrets.
 
 use futures_util::{Stream, StreamExt as _};
+use larder_api::convert::fill_from;
 use larder_api::v1 as api;
 use larder_api::v1::events_response::Item;
 use serde::Serialize;
@@ -126,11 +127,14 @@ pub(super) struct ExplanationDocument {
     shared_bytes: Option<u64>,
     removable: bool,
     under_pressure: String,
+    /// How much of it is here, and from where the rest comes; `None` if it is complete.
+    incomplete: Option<String>,
     milliseconds_since_first_seen: u64,
     milliseconds_since_last_used: Option<u64>,
 }
 
 pub(super) fn explanation(explained: api::Explanation) -> ExplanationDocument {
+    let size = explained.decision.as_ref().map_or(0, |decision| decision.size_bytes);
     let decision = |decision: api::ImageDecision| api::ImageDecision {
         names: truncate_list(decision.names),
         used_by: truncate_list(decision.used_by),
@@ -142,9 +146,16 @@ pub(super) fn explanation(explained: api::Explanation) -> ExplanationDocument {
         shared_bytes: explained.shared_bytes,
         removable: explained.removable,
         under_pressure: cut(explained.under_pressure, TEXT),
+        incomplete: explained.fill.map(|fill| cut(incomplete(fill, size), TEXT)),
         milliseconds_since_first_seen: explained.milliseconds_since_first_seen,
         milliseconds_since_last_used: explained.milliseconds_since_last_used,
     }
+}
+
+/// How much of an image is here, and from where the rest comes.
+fn incomplete(fill: api::ImageFill, size_bytes: u64) -> String {
+    let fill = fill_from(fill);
+    format!("{}, the rest follows {}", fill.describe(size_bytes), fill.describe_source())
 }
 
 /// A page of the removals, newest first.

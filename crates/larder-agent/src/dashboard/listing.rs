@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 
 use larder::artifact_type::type_word;
-use larder_api::convert::image_state;
+use larder_api::convert::{self, image_state};
 use larder_api::v1 as api;
 use serde::Serialize;
 use tonic::Status;
@@ -38,6 +38,8 @@ pub(super) struct ImageRow {
     unique_bytes: Option<u64>,
     last_used: Option<String>,
     state: &'static str,
+    /// How many percent of its data are here; `None` if it is complete.
+    percent_here: Option<u64>,
 }
 
 /// Some of the images.
@@ -113,7 +115,9 @@ fn row(image: api::Image) -> ImageRow {
     let names = if image.repo_tags.is_empty() { image.repo_digests.len() } else { image.repo_tags.len() };
     let name = image.repo_tags.into_iter().chain(image.repo_digests).next();
     let details = image.details.unwrap_or_default();
+    let percent_of = |fill| convert::fill_from(fill).percent_of(image.size_bytes);
     ImageRow {
+        percent_here: image.fill.map(percent_of),
         state: image_state(&details),
         name: cut(name.unwrap_or_default(), NAME),
         more_names: names.saturating_sub(1),
@@ -134,6 +138,7 @@ mod tests {
             id: format!("sha256:{number:064}"),
             repo_tags: vec![format!("r.example/app-{number:05}:1"), "other:1".into()],
             size_bytes: number * 10,
+            fill: (number == 8).then(|| api::ImageFill { missing_bytes: 20, ..Default::default() }),
             artifact_type: if number == 7 { "application/vnd.cncf.helm.config.v1+json" } else { "" }
                 .to_owned(),
             details: Some(api::ImageListDetails {
@@ -172,6 +177,8 @@ mod tests {
         assert_eq!(first(&listing, "sort=lastUsed&ascending=true"), (10_000, ROWS, app(1)));
         assert_eq!(first(&listing, "offset=20000"), (10_000, 0, String::new()));
         assert_eq!(first(&listing, "limit=100000"), (10_000, ROWS, app(9999)));
+        let here = |query| listing.page(&Query::of(query)).rows[0].percent_here;
+        assert_eq!((here("filter=app-00008"), here("filter=app-00009")), (Some(75), None));
         let page = super::super::json(&listing.page(&Query::of("")));
         assert!(page.len() < 200_000, "{}", page.len());
     }

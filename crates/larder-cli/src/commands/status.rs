@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use larder::go_format;
 use larder_api::v1::{
-    DiskUse, GcPhase, GcRound, GcStatus, LazyPullStatus, OtherFilesystem, ReadVerificationStatus,
-    RegistryStatus, StatusRequest, StatusResponse,
+    DiskUse, GcPhase, GcRound, GcStatus, IncompleteLayer, LazyPullStatus, OtherFilesystem,
+    ReadVerificationStatus, RegistryStatus, StatusRequest, StatusResponse,
 };
 use larder_api::{EnumWord as _, convert};
 use tokio::time::{self, Instant};
@@ -20,7 +20,10 @@ use crate::printer::Printer;
 use crate::session::{CommandSession, ImageAccess};
 
 use super::events::pipe_closed;
+use super::images::short;
 
+/// Incomplete layers that are shown without `-o wide`: the oldest.
+const INCOMPLETE_LAYERS: usize = 3;
 /// Time between two statuses of a watch.
 const WATCH_PERIOD: Duration = Duration::from_secs(2);
 
@@ -109,6 +112,10 @@ fn table(status: &StatusResponse, wide: bool) -> TextTable {
     }
     if let Some(lazy) = &status.lazy_pulls {
         table.row(["Lazy pulls".to_owned(), lazy_pulls(lazy)]);
+        let shown = if wide { usize::MAX } else { INCOMPLETE_LAYERS };
+        for layer in lazy.layers.iter().take(shown) {
+            table.row(["Incomplete".to_owned(), incomplete_layer(layer)]);
+        }
     }
     if let Some(reads) = &status.read_verification {
         table.row(["Verified reads".to_owned(), verified_reads(reads)]);
@@ -152,6 +159,13 @@ fn lazy_pulls(status: &LazyPullStatus) -> String {
     format!(
         "{state}, {incomplete_layers} incomplete layers ({filled} of {total}), {waiting_reads} waiting reads"
     )
+}
+
+/// How much of a layer is here, from where the rest comes, and when it will be here.
+fn incomplete_layer(layer: &IncompleteLayer) -> String {
+    let fill = convert::fill_from(layer.fill.clone().unwrap_or_default());
+    let here = fill.describe(layer.total_bytes);
+    format!("{}: {here}, the rest follows {}", short(&layer.layer), fill.describe_source())
 }
 
 /// Whether layers are verified when they are read, and what was damaged.
@@ -288,6 +302,35 @@ mod tests {
             ..ready
         };
         assert_eq!(lazy_pulls(&filling), "ready, 2 incomplete layers (12MB of 1.3GB), 3 waiting reads");
+    }
+
+    #[test]
+    fn an_incomplete_layer_has_its_source_and_its_end_or_why_it_has_none() {
+        let fill = larder_api::v1::ImageFill {
+            missing_bytes: 900_000_000,
+            hosts: vec!["r.example".into()],
+            bytes_per_second: Some(5_000_000),
+            ..Default::default()
+        };
+        let layer = |fill| IncompleteLayer {
+            layer: "3f8a21b0c9d4".repeat(6),
+            total_bytes: 1_000_000_000,
+            fill: Some(fill),
+            ..IncompleteLayer::default()
+        };
+        let text = incomplete_layer(&layer(fill.clone()));
+        assert_eq!(
+            text,
+            "3f8a21b0c9d43: 10% of 1GB, the rest follows from r.example at 5MB/s, about 3m left"
+        );
+        let refused = larder_api::v1::ImageFill {
+            problem: Some("refused".into()),
+            retry_in_milliseconds: Some(12_000),
+            ..fill
+        };
+        let expected =
+            "3f8a21b0c9d43: 10% of 1GB, the rest follows from r.example: refused; next attempt in 12s";
+        assert_eq!(incomplete_layer(&layer(refused)), expected);
     }
 
     #[test]

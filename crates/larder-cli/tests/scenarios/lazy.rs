@@ -95,6 +95,11 @@ fn readers_wait_for_a_killed_daemon_and_get_the_right_bytes() {
     let mut reader = Command::new("cat").arg(target.join("data")).stdout(Stdio::piped()).spawn().unwrap();
     let waits = || larder(home, &["status"]).expect(0).stdout.contains("1 waiting reads").then_some(());
     poll(WAIT_LIMIT, waits).expect("the read waits");
+    let host = image.split('/').next().unwrap();
+    for arguments in [&["status"][..], &["explain", &image]] {
+        let shown = larder(home, arguments).expect(0).stdout;
+        assert!(shown.contains(&format!("the rest follows from {host}")), "{arguments:?}: {shown}");
+    }
     daemon.signal(Signal::KILL);
     drop(daemon);
     assert!(reader.try_wait().unwrap().is_none(), "a killed daemon lets no read go on");

@@ -245,7 +245,8 @@ function imageRow(row) {
   const more = row.moreNames ? make('span', { class: 'dim' }, ` and ${plural(row.moreNames, 'more name', 'more names')}`) : '';
   const type = row.type === 'image' ? '' : make('span', { class: 'dim' }, ` ${row.type}`);
   return make('tr', {}, cell([button, more, type], 'long'), cell(bytes(row.sizeBytes), 'number'),
-    cell(bytes(row.uniqueBytes), 'number'), cell(time(row.lastUsed)), cell(row.state));
+    cell(bytes(row.uniqueBytes), 'number'), cell(time(row.lastUsed)),
+    cell(row.percentHere === null ? row.state : `${row.state}, ${row.percentHere}% here`));
 }
 
 function pager(prefix, offset, count, total) {
@@ -285,6 +286,7 @@ function explanation(explained, type) {
     ['If all unused images are removed', explained.removable ? 'removed' : 'retained'],
     ['Used by', (decision.usedBy ?? []).join(', ') || 'nothing'],
     ['Size', bytes(decision.sizeBytes)],
+    ['Here', explained.incomplete ?? ''],
     ['Freed by its removal', bytes(decision.uniqueBytes)],
     ['Shared with other images', bytes(explained.sharedBytes)],
     ['First seen', `${duration(explained.millisecondsSinceFirstSeen)} ago`],
