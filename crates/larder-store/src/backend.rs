@@ -156,9 +156,11 @@ impl Backend for StoreBackend {
         if refuse_artifact {
             through = through.without_artifacts();
         }
-        if until == PullUntil::Complete {
-            through = through.completely();
-        }
+        through = match until {
+            PullUntil::Configured => through,
+            PullUntil::Startable => through.lazily(),
+            PullUntil::Complete => through.completely(),
+        };
         let pulled = if accept_only_platform {
             through.pull_only_platform(name, credential, progress).await
         } else {

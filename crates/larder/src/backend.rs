@@ -55,8 +55,10 @@ pub struct PullOptions {
 /// State of the image at which a pull returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum PullUntil {
-    /// Containers of the image can start. Data may come later, where the backend pulls the image so.
+    /// As the settings say for this image: `Startable` or `Complete`.
     #[default]
+    Configured,
+    /// Containers of the image can start. Data comes later, where the backend can pull the image so.
     Startable,
     /// All of the image is there.
     Complete,

@@ -36,6 +36,7 @@ pub mod image_service;
 #[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod internals;
+pub mod lazy_choice;
 pub mod pod;
 mod progress;
 pub mod pull;

@@ -8,9 +8,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use larder::backend::{BackendError, CallErrorKind, Image, ImageSpec, PullOptions, RemoveOptions};
+use larder::backend::{BackendError, CallErrorKind, Image, ImageSpec, PullOptions, PullUntil, RemoveOptions};
 use larder::credentials::{Credential, PullSecret, Secret, SecretCoordinates};
 use larder::events::{EventReason, RingSink};
+use larder::lazy_choice::LAZY_ANNOTATION;
 use larder::pod::{ObjectRef, Pod, SandboxConfig};
 use larder::pull::{
     EnsureLabels, EnsureRequest, ImageManager, ImagePinSource, PullConfig, PullMetrics, PullPhase,
@@ -252,6 +253,42 @@ async fn a_pull_brings_its_credential_sandbox_and_annotations_to_the_backend() {
         .unwrap();
     assert_eq!((sent.spec, sent.sandbox), (Some(spec), Some(sandbox)));
     assert_eq!(sent.credential, Some(login("ann")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_annotation_of_a_pod_decides_whether_its_images_are_pulled_lazily() {
+    let node = node(PullConfig::default());
+    node.backend.offer(APP, image("sha256:app", 7));
+    let until = || {
+        let sent = node.backend.requests().into_iter();
+        let pulled = sent.filter(|sent| matches!(sent.call, BackendCall::Pull { .. })).last().unwrap();
+        pulled.spec.unwrap().options.until
+    };
+    let annotated = |value: &str| [(LAZY_ANNOTATION.to_owned(), value.to_owned())].into();
+    let warning = "pod shop/web: annotation images.larder.dev/lazy is \"yes\", and neither";
+    let sandbox = SandboxConfig { name: "web".into(), namespace: "shop".into(), ..SandboxConfig::default() };
+    for (value, expected, is_warned) in [
+        ("true", PullUntil::Startable, false),
+        ("false", PullUntil::Complete, false),
+        ("yes", PullUntil::Complete, true),
+    ] {
+        let spec = ImageSpec { annotations: annotated(value), ..ImageSpec::named(APP) };
+        let pulled = node.manager.pull_directly(spec, None, Some(sandbox.clone())).await.unwrap();
+        assert_eq!(until(), expected, "{value}");
+        assert_eq!(pulled.warnings.iter().any(|text| text.starts_with(warning)), is_warned, "{value}");
+    }
+    let pod =
+        Pod { name: "web".into(), namespace: "shop".into(), annotations: annotated("yes"), ..Pod::default() };
+    let target = Some(ObjectRef::new(&pod, "spec.containers{web}"));
+    let request = EnsureRequest { target, ..EnsureRequest::new(APP, PullPolicy::Always, pod) };
+    node.manager.ensure(&request).await.unwrap();
+    assert_eq!(until(), PullUntil::Complete);
+    let events = node.events.snapshot();
+    let warned = events.iter().find(|event| event.reason == EventReason::ImageWarning).unwrap();
+    assert!(warned.message.contains(warning), "{}", warned.message);
+    let wants = PullOptions { until: PullUntil::Startable, ..PullOptions::default() };
+    node.manager.ensure(&EnsureRequest { options: wants, ..request }).await.unwrap();
+    assert_eq!(until(), PullUntil::Startable, "the caller decides");
 }
 
 #[tokio::test(start_paused = true)]

@@ -90,7 +90,7 @@ pub(super) fn requests(request: api::EnsureRequest) -> Result<Vec<EnsureRequest>
     let api::PodReference { namespace, name, uid, annotations, service_account } = pod.unwrap_or_default();
     let pod = Pod { uid, namespace, name, annotations, service_account };
     let secrets: Vec<PullSecret> = secrets.into_iter().map(convert::secret_from).collect();
-    let until = if complete { PullUntil::Complete } else { PullUntil::Startable };
+    let until = if complete { PullUntil::Complete } else { PullUntil::Configured };
     let requests = images.into_iter().map(|wanted| {
         let policy = convert::policy_from(&wanted);
         EnsureRequest {

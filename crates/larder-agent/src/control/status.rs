@@ -117,7 +117,7 @@ async fn lazy_pulls(storage: &Storage, config: &Config) -> Option<api::LazyPullS
         let failed = unguarded.map_or_else(|| store.check_guard().map_err(|error| error_chain(&error)), Err);
         let state = match failed {
             Ok(()) if is_selected => "ready".to_owned(),
-            Ok(()) => "off (no image is selected)".to_owned(),
+            Ok(()) => "ready for pods and image sets that ask for it (no image is selected)".to_owned(),
             Err(reason) => format!("not possible: {reason}"),
         };
         Some((state, layers))

@@ -153,7 +153,7 @@ async fn dispatch(
     match command {
         Command::Ensure(args) => ensure::run(args, session, interrupt.clone()).await,
         Command::Pull(args) => {
-            let until = if args.wait { PullUntil::Complete } else { PullUntil::Startable };
+            let until = if args.wait { PullUntil::Complete } else { PullUntil::Configured };
             pull::run(&args.work, PulledSet::Named(until), session, interrupt.clone()).await
         }
         Command::Complete(args) => {

@@ -80,6 +80,10 @@ pub struct SetImage {
     /// image with the tag `latest` or without a tag.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pull_policy: Option<SetPullPolicy>,
+    /// Whether the image is ready once its containers can start, while its data follows (true), or once all of it is on
+    /// the node (false); by default as the settings of the node say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lazy: Option<bool>,
 }
 
 /// Whether a present image is pulled again.

@@ -27,6 +27,8 @@ pub struct WantedImage {
     pub retention: RetentionPolicy,
     /// `Always` if one of the sets says so, else `IfNotPresent`.
     pub pull_policy: PullPolicy,
+    /// Whether its containers may start before all of it is here, if a set says that; false if one of them says so.
+    pub lazy: Option<bool>,
     /// Names of the Secrets of all sets, in the namespace of larder.
     pub pull_secrets: Vec<String>,
     /// The shortest back-off and the highest limit of the sets.
@@ -48,6 +50,7 @@ impl WantedImage {
             image: ImageName::from(image.image.as_str()),
             retention: set.spec.policy,
             pull_policy,
+            lazy: image.lazy,
             pull_secrets: set.spec.pull_secrets.clone(),
             retry: set.spec.retry,
             is_admitted,
@@ -60,6 +63,7 @@ impl WantedImage {
         if other.pull_policy == PullPolicy::Always {
             self.pull_policy = PullPolicy::Always;
         }
+        self.lazy = [self.lazy, other.lazy].into_iter().flatten().min();
         for secret in other.pull_secrets {
             if !self.pull_secrets.contains(&secret) {
                 self.pull_secrets.push(secret);
@@ -176,11 +180,13 @@ pub(super) mod tests {
     #[test]
     fn the_strongest_policy_wins_where_sets_disagree() {
         let once = json!({
-            "images": [{ "image": "a:1" }, { "image": "b" }], "policy": "PullOnce", "pullSecrets": ["one"],
+            "images": [{ "image": "a:1", "lazy": true }, { "image": "b", "lazy": true }], "policy": "PullOnce",
+            "pullSecrets": ["one"],
             "retry": { "limit": 3, "backoffSeconds": 5 },
         });
         let pin = json!({
-            "images": [{ "image": "a:1", "pullPolicy": "Always" }], "policy": "Pin", "pullSecrets": ["two", "one"],
+            "images": [{ "image": "a:1", "pullPolicy": "Always", "lazy": false }, { "image": "b" }], "policy": "Pin",
+            "pullSecrets": ["two", "one"],
             "retry": { "limit": 7 },
         });
         let (once, pin) = (set("once", once), set("pin", pin));
@@ -190,7 +196,8 @@ pub(super) mod tests {
         assert_eq!(a.pull_secrets, ["one", "two"]);
         assert_eq!((a.retry.limit, a.retry.backoff_seconds), (Some(7), 5));
         assert_eq!(a.sets, [("once".to_owned(), 1), ("pin".to_owned(), 1)]);
-        assert_eq!((b.retention, &b.pull_policy), (RetentionPolicy::PullOnce, &PullPolicy::Always), "latest");
+        assert_eq!((b.retention, &b.pull_policy), (RetentionPolicy::Pin, &PullPolicy::Always), "latest");
+        assert_eq!((a.lazy, b.lazy), (Some(false), Some(true)), "all of it where a set wants that");
     }
 
     #[test]

@@ -12,6 +12,7 @@
 //! pulls is fetched once; a pull that fails, is dropped, or dies with its process leaves its fetched bytes and finished
 //! layers to the next one, unless it failed for lack of space; memory does not depend on the image.
 
+mod deferred_guard;
 mod error;
 mod fetch_layer;
 mod fetched_image;
@@ -32,11 +33,11 @@ mod verify_reads;
 
 use std::collections::{HashMap, HashSet};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use larder::backend::{MinimumRate, ProgressReporter};
+use larder::backend::{MinimumRate, ProgressReporter, PullUntil};
 use larder::credentials::{Credential, NodeKeyring};
 use larder::gc::{ClockReading, ReclaimOutcome, ReclaimTrigger};
 use larder::reference::{Digest, Platform, Reference};
@@ -59,6 +60,7 @@ use crate::store::{
     LeaseResources, Store, StoreError, TransferLogin,
 };
 use crate::unpack::{BackgroundSyncer, UnpackLimits, UnpackOptions, UnpackThreads};
+use deferred_guard::DeferredGuard;
 use fetch_layer::LayerOrigin;
 use larder_registry::manifest::{ImageConfig, PlatformMatcher};
 use larder_registry::{ImageDocuments, RegistryClient};
@@ -197,7 +199,9 @@ pub struct StorePuller {
     claims: PullClaims,
     reserve: SpaceReserve,
     refuse_artifacts: bool,
-    completely: bool,
+    until: PullUntil,
+    /// Guards reads once a pull asks for it.
+    deferred_guard: Arc<OnceLock<DeferredGuard>>,
     /// Bytes of a layer that this pull fetches lazily, at least; `None` if it fetches all in full.
     lazy_minimum: Option<u64>,
     /// Workers of layers that are being filled.
@@ -210,7 +214,14 @@ impl StorePuller {
     /// Returns the puller of images that are complete when a pull returns, whatever [`LazyPulls`] says.
     #[must_use]
     pub fn completely(&self) -> StorePuller {
-        StorePuller { completely: true, ..self.clone() }
+        StorePuller { until: PullUntil::Complete, ..self.clone() }
+    }
+
+    /// Returns the puller of images whose containers may start before all layers are there, whatever [`LazyPulls`]
+    /// says of their names.
+    #[must_use]
+    pub fn lazily(&self) -> StorePuller {
+        StorePuller { until: PullUntil::Startable, ..self.clone() }
     }
 
     /// Returns the puller that repairs damaged layers with the credentials of this node.
@@ -249,7 +260,8 @@ impl StorePuller {
             claims: PullClaims::default(),
             reserve,
             refuse_artifacts: false,
-            completely: false,
+            until: PullUntil::default(),
+            deferred_guard: Arc::default(),
             lazy_minimum: None,
             fills: EndingPulls::default(),
             keyring: None,
@@ -302,7 +314,16 @@ impl StorePuller {
         credential: Option<&Credential>,
         progress: &ProgressReporter,
     ) -> Result<ImageRecord, PullError> {
-        let lazy_minimum = self.config.lazy.minimum_for(name).filter(|_| !self.completely);
+        let lazy_minimum = match self.until {
+            PullUntil::Configured => self.config.lazy.minimum_for(name),
+            PullUntil::Startable => Some(self.config.lazy.minimum_size),
+            PullUntil::Complete => None,
+        };
+        if lazy_minimum.is_some()
+            && let Some(guard) = self.deferred_guard.get()
+        {
+            guard.open(self).await;
+        }
         let lazily = StorePuller { lazy_minimum, ..self.clone() };
         match lazily.pull_once(name, credential, progress).await {
             Err(PullError::NotLazily) => self.pull_once(name, credential, progress).await,

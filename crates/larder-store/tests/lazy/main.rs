@@ -453,6 +453,40 @@ async fn reads_fail_in_time_without_a_registry_and_succeed_with_it() {
     node.complete(&image).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pull_can_ask_for_it_where_no_image_is_selected_and_reads_are_guarded_from_then_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(&dir.path().join("store"), StoreConfig::default()).unwrap();
+    if !rustix::process::geteuid().is_root() || store.check_guard().is_err() {
+        eprintln!("==== SKIPPED, NOT TESTED: reads of layers cannot be guarded ====");
+        return;
+    }
+    let client = RegistryClient::new(RegistryConfig::default());
+    let puller = StorePuller::new(store, client, StorePullConfig::default());
+    let keeper = Arc::<KeepHere>::default();
+    let chosen = Arc::clone(&keeper);
+    puller.guard_reads_on_demand(move || Ok(Arc::clone(&chosen) as Arc<dyn GroupKeeper>), LONGEST_WAIT);
+    let registry = FaultRegistry::start();
+    let [configured, asked, full] = [("configured", 1), ("asked", 3), ("full", 5)].map(|(name, seed)| {
+        let fixture = Fixture::made(name, &two_files(seed));
+        (fixture.put(&registry), fixture)
+    });
+    let progress = ProgressReporter::unwatched();
+    puller.pull(&configured.0, None, &progress).await.unwrap();
+    assert!(puller.store().filling_layers().is_empty() && keeper.0.lock().is_none());
+    hold_background(&registry, &asked.1);
+    let image = puller.lazily().pull(&asked.0, None, &progress).await.unwrap();
+    assert!(keeper.0.lock().is_some(), "it is kept from now on");
+    let node = LazyNode { dir, puller };
+    assert!(node.is_partial(&image));
+    let mounted = node.mount(&image, "asked");
+    assert!(mounted.read(Path::new("first")).await.unwrap() == asked.1.files()[0].1);
+    let image = node.puller.lazily().completely().pull(&full.0, None, &progress).await.unwrap();
+    assert!(!node.is_partial(&image));
+    registry.clear_faults();
+    node.complete(&asked.0).await;
+}
+
 /// Counts by purpose.
 #[derive(Debug, Default)]
 struct Counted {

@@ -5,7 +5,7 @@ use tokio::time::Instant;
 use super::intent::PullIntentGuard;
 use super::manager::ImageManager;
 use super::puller::{CredentialOwner, PullJob};
-use crate::backend::{BackendError, CallErrorKind, ImageSpec};
+use crate::backend::{BackendError, CallErrorKind, ImageSpec, PullOptions, PullUntil};
 use crate::credentials::Credential;
 use crate::hint::Hint;
 use crate::pod::SandboxConfig;
@@ -45,7 +45,9 @@ impl ImageManager {
             BackendError::call(CallErrorKind::Other, error.to_string()).with_cause(error).with_hint(hint)
         })?;
         let asked = spec.image.clone();
-        let spec = ImageSpec { image, ..spec };
+        let invalid = PullUntil::of_pod(&spec.annotations).err();
+        let until = spec.options.until.or_of_pod(&spec.annotations);
+        let spec = ImageSpec { image, options: PullOptions { until, ..spec.options }, ..spec };
         let intent = PullIntentGuard::begin(self.records.as_deref(), &asked).await.map_err(no_intent)?;
         let credentials = credential.into_iter().collect();
         let namespace = sandbox.as_ref().map_or("", |sandbox| &sandbox.namespace);
@@ -77,7 +79,11 @@ impl ImageManager {
         if let Some(metrics) = &self.metrics {
             metrics.image_pulled(size_bytes, start.elapsed());
         }
-        let warnings = shared.result.warnings.clone();
+        let mut warnings = shared.result.warnings.clone();
+        if let Some(invalid) = invalid {
+            let pod = job.sandbox.as_ref().map(|pod| format!("pod {}/{}: ", pod.namespace, pod.name));
+            warnings.push(format!("{}{invalid}", pod.unwrap_or_default()));
+        }
         Ok(DirectPull { image_ref: pulled.image_ref.clone(), size_bytes, warnings })
     }
 }

@@ -25,12 +25,13 @@ use super::shared_pull::{JoinedPull, SharedPullResult, SharedPulls};
 use super::spans::{ensure_span, note_ensured, note_pulled, pull_span};
 use super::status::{PullStatus, PullTracker};
 use super::times::PullTimeRecorder;
-use crate::backend::{Backend, ImageSpec, PullOptions};
+use crate::backend::{Backend, ImageSpec, PullOptions, PullUntil};
 use crate::credentials::{Credential, LazyCredentialLookup, NodeKeyring};
 use crate::events::{Event, EventReason, EventSink, EventType, LogSink};
 use crate::go_format;
 use crate::hidden::PrefetchCredentials;
 use crate::image_service::ImageService;
+use crate::pod::Pod;
 use crate::records::{PullRecords, RecordedCredentials};
 use crate::reference::{ImageId, ImageName};
 use crate::retention::RemovalGate;
@@ -249,7 +250,11 @@ impl ImageManager {
             annotations: request.pod.annotations.clone(),
             runtime_handler: request.runtime_handler.clone(),
             user_specified_image: ImageName::default(),
-            options: PullOptions { refuse_artifact: request.is_for_container(), ..request.options },
+            options: PullOptions {
+                refuse_artifact: request.is_for_container(),
+                until: request.options.until.or_of_pod(&request.pod.annotations),
+                ..request.options
+            },
         })
     }
 
@@ -418,9 +423,14 @@ impl ImageManager {
             go_format::duration(go_format::truncated_to_millis(total_duration)),
         );
         self.event(request, EventType::Normal, EventReason::Pulled, &message);
-        if !shared.result.warnings.is_empty() {
+        let mut warnings = shared.result.warnings.clone();
+        if let Err(invalid) = PullUntil::of_pod(&request.pod.annotations) {
+            let Pod { namespace, name, .. } = &request.pod;
+            warnings.push(format!("pod {namespace}/{name}: {invalid}"));
+        }
+        if !warnings.is_empty() {
             let image = go_format::quote(request.image.as_str());
-            let message = format!("Image {image}: {}", shared.result.warnings.join("; "));
+            let message = format!("Image {image}: {}", warnings.join("; "));
             self.event(request, EventType::Warning, EventReason::ImageWarning, &message);
         }
         if let Some(metrics) = &self.metrics {

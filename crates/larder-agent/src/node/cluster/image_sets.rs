@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use larder::backend::ImageSpec;
+use larder::backend::{ImageSpec, PullOptions, PullUntil};
 use larder::gc::Collector;
 use larder::pod::{ObjectRef, Pod};
 use larder::pull::{EnsureRequest, ImageManager, Priority, PullPolicy};
@@ -103,6 +103,15 @@ fn note_written(written: io::Result<()>) {
     }
 }
 
+/// When the pull of an image returns that sets want lazily, in full, or as the settings say.
+fn until(lazy: Option<bool>) -> PullUntil {
+    match lazy {
+        None => PullUntil::Configured,
+        Some(true) => PullUntil::Startable,
+        Some(false) => PullUntil::Complete,
+    }
+}
+
 struct NodeSetImages {
     secrets: PullSecrets,
     /// Of the pull secrets.
@@ -136,6 +145,7 @@ impl NodeSetImages {
             target: Some(self.context.node.clone()),
             priority: Priority::Prefetch,
             ahead_of_kubelet: true,
+            options: PullOptions { until: until(image.lazy), ..PullOptions::default() },
             is_retry,
             // The set says when to retry: back-off counts for each run.
             run: self.attempts.fetch_add(1, Ordering::Relaxed).to_string(),
