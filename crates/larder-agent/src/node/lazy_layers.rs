@@ -92,7 +92,8 @@ impl Node {
     ) -> Result<GuardedBefore, String> {
         let keeper =
             group_keeper::choose(program, store.store().root()).map_err(|error| error.to_string())?;
-        let puller = store.puller().with_node_keyring(Arc::clone(self.pulls.manager().credentials()));
+        let puller = store.puller();
+        puller.use_node_keyring(Arc::clone(self.pulls.manager().credentials()));
         let guarded = puller.guard_reads(Arc::from(keeper), read_timeout).await;
         guarded.map_err(|error| error_chain(&error))
     }

@@ -218,13 +218,18 @@ impl Storage {
         self.store()?.store().read_verification()
     }
 
-    /// Warnings about the registries that requested a wait.
+    /// Warnings about the registries that requested a wait, and about images that no known credential completes.
     pub(crate) fn warnings(&self) -> impl Iterator<Item = String> {
+        let refused = self.store().map(|store| store.puller().refused_fills()).unwrap_or_default();
+        let refused = refused.into_iter().map(|image| {
+            format!("{image}: incomplete, its registry refuses the credentials of this node; pull it again")
+        });
         let limited = self.registry_loads().into_iter().filter(|load| !load.held_for.is_zero());
-        limited.map(|load| {
+        let limited = limited.map(|load| {
             let left = go_format::duration(Duration::from_secs(load.held_for.as_secs()));
             format!("registry {}: rate limited; requests of some repositories wait for {left}", load.host)
-        })
+        });
+        limited.chain(refused)
     }
 
     /// Waits until the runtime answers that runs the images; for a bounded time, since what it does not answer is an

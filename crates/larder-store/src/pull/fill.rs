@@ -15,7 +15,8 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use larder::backend::ProgressReporter;
-use larder_registry::{BlobError, FetchNotice, RepositorySession, fetch_range};
+use larder::reference::Reference;
+use larder_registry::{FetchNotice, RepositorySession};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::time::{self, Instant};
@@ -25,6 +26,7 @@ use super::error::PullError;
 use super::fetch_layer::{
     FetchObserver, FetchTarget, FetchedContent, LayerBytes, LayerFetch, LayerOrigin, StagedLayer,
 };
+use super::fill_sessions::FillSessions;
 use super::lowers::open_lowers;
 use super::plan::PlannedLayer;
 use super::pull_progress::PullProgress;
@@ -55,8 +57,7 @@ const TABLE_REQUESTS: usize = 3;
 /// A layer that is being filled.
 pub(super) struct LayerFill {
     puller: StorePuller,
-    session: RepositorySession,
-    login: TransferLogin,
+    sessions: Arc<FillSessions>,
     planned: PlannedLayer,
     format: TocFormat,
     ingest: IngestFile,
@@ -85,8 +86,15 @@ impl LayerFetch {
         };
         let Some(ingest) = self.worker.blocking(ingest).await?? else { return Ok(None) };
         let source = TableSource::Registry;
-        let table =
-            TableFetch { puller: &self.puller, session, planned: &self.planned, ingest: &ingest, source };
+        let (image, descriptor) = (session.image().clone(), self.planned.descriptor.clone());
+        let sessions = FillSessions::new(&self.puller, image, descriptor, Some(session.clone()));
+        let table = TableFetch {
+            puller: &self.puller,
+            sessions: &sessions,
+            planned: &self.planned,
+            ingest: &ingest,
+            source,
+        };
         let in_full = |reason: String| {
             tracing::info!(digest = %self.planned.descriptor.digest, reason, "pulling a layer in full");
             Ok(None)
@@ -120,7 +128,7 @@ impl LayerFetch {
 /// Reads the table of contents of a layer.
 pub(super) struct TableFetch<'a> {
     pub(super) puller: &'a StorePuller,
-    pub(super) session: &'a RepositorySession,
+    pub(super) sessions: &'a FillSessions,
     pub(super) planned: &'a PlannedLayer,
     pub(super) ingest: &'a IngestFile,
     pub(super) source: TableSource,
@@ -162,7 +170,7 @@ impl TableFetch<'_> {
         if self.source == TableSource::Ingest {
             return Err("its table of contents must be fetched again".into());
         }
-        let bytes = fetch_range(self.session, &self.planned.descriptor, range.clone()).await;
+        let bytes = self.sessions.fetch_range(&self.planned.descriptor, range.clone()).await;
         let (ingest, bytes) = (self.ingest.clone(), bytes.map_err(in_words)?);
         let write = move || {
             ingest.write_at(&bytes, range.start)?;
@@ -179,7 +187,6 @@ fn in_words(error: impl std::error::Error) -> String {
 /// The blob of a layer that is in its place.
 pub(super) struct LayerBlob<'a> {
     pub(super) session: &'a RepositorySession,
-    pub(super) login: &'a TransferLogin,
     pub(super) planned: &'a PlannedLayer,
     pub(super) ingest: &'a IngestFile,
     /// Layers below it, lowest first.
@@ -209,12 +216,12 @@ impl StorePuller {
         (is_possible && planned.descriptor.size >= minimum).then(format).flatten()
     }
 
-    /// Guards the reads of a layer, and prepares its fill: that begins once an image has the layer. The file must have
-    /// been opened without a guard. Within the runtime; blocks.
+    /// Guards the reads of a layer, and prepares its fill from the repository of `image`, with `session` first: it
+    /// begins once an image has the layer. The file must have been opened without a guard. Within the runtime; blocks.
     pub(super) fn prepare_fill(
         &self,
-        session: &RepositorySession,
-        login: &TransferLogin,
+        image: Reference,
+        session: Option<RepositorySession>,
         placed: PlacedPartial,
     ) -> Result<(), PullError> {
         let PlacedPartial { key, file, filesystem_bytes, partial, planned, ingest, lowers } = placed;
@@ -222,10 +229,11 @@ impl StorePuller {
         let (demand, demanded) = mpsc::unbounded_channel();
         let reads = Arc::clone(self.store.0.partials.demand());
         let layer = Arc::new(PartialLayer::new(file, filesystem_bytes, chunks, demand, reads));
+        let sessions = Arc::new(FillSessions::new(self, image, planned.descriptor.clone(), session));
+        self.layer_sessions.add(key.clone(), &sessions);
         let fill = LayerFill {
             puller: self.clone(),
-            session: session.clone(),
-            login: login.clone(),
+            sessions,
             planned,
             format,
             ingest,
@@ -250,7 +258,8 @@ impl StorePuller {
         workers: &PullWorkers,
     ) -> Result<(UnpackedLayer, FinishedLayer), PullError> {
         let progress = PullProgress::begin(&ProgressReporter::unwatched());
-        let (session, login, planned) = (blob.session.clone(), blob.login.clone(), blob.planned.clone());
+        let (session, planned, login) =
+            (blob.session.clone(), blob.planned.clone(), TransferLogin::default());
         let origin = LayerOrigin::Registry { session, progress, login };
         let callers = origin.progress().callers().clone();
         let fetch = LayerFetch {
@@ -298,12 +307,12 @@ impl LayerFill {
     }
 
     async fn add_start_reads(&self) {
-        let (store, session, read) =
-            (self.puller.store.clone(), self.session.clone(), self.layer.take_start_reads());
+        let (store, image) = (self.puller.store.clone(), self.sessions.image().clone());
+        let read = self.layer.take_start_reads();
         if read.is_empty() {
             return;
         }
-        let added = blocking(move || store.add_start_reads(session.image().name(), &read)).await;
+        let added = blocking(move || store.add_start_reads(image.name(), &read)).await;
         if let Ok(Err(error)) = added {
             tracing::debug!(%error, "the next start of an image reads as slowly as this one");
         }
@@ -311,8 +320,8 @@ impl LayerFill {
 
     /// What containers of earlier images have read.
     async fn earlier_start(&self) -> ReadAhead {
-        let (store, session) = (self.puller.store.clone(), self.session.clone());
-        let found = blocking(move || store.start_reads(session.image().name())).await;
+        let (store, image) = (self.puller.store.clone(), self.sessions.image().clone());
+        let found = blocking(move || store.start_reads(image.name())).await;
         let read = found.ok().and_then(Result::ok).unwrap_or_default();
         tracing::debug!(layer = %self.key, chunks = read.len(), "reads of an earlier start");
         ReadAhead::of_start(&self.layer, &read)
@@ -347,14 +356,16 @@ impl LayerFill {
             }
             tracing::warn!(layer = %self.key, error, "cannot complete a layer yet");
             self.activity.note_failure(error, Instant::now() + wait);
-            time::sleep(wait).await;
-            wait = RETRY.1.min(wait * 2);
+            tokio::select! {
+                () = time::sleep(wait) => wait = RETRY.1.min(wait * 2),
+                () = self.sessions.offered() => wait = RETRY.0,
+            }
         }
     }
 
     /// The blob is that of the manifest, and not the layer that was made of its table of contents.
     async fn fail(&self, error: &str) {
-        let image = self.session.image();
+        let image = self.sessions.image();
         tracing::error!(layer = %self.key, %image, error, "a layer is damaged; the next pull replaces it");
         let (store, key) = (self.puller.store.clone(), self.key.clone());
         if let Ok(Err(error)) = blocking(move || store.fail_layer(&key)).await {
@@ -365,7 +376,7 @@ impl LayerFill {
     /// Fetches the blob, and unpacks it into the layer.
     async fn attempt(&self) -> Result<(), PullError> {
         let workers = PullWorkers::new(self.puller.syncer.begin(), &self.puller.fills);
-        let done = self.attempt_with(&workers).await;
+        let done = Box::pin(self.sessions.request(|session| self.attempt_with(session, &workers))).await;
         let (write_behind, layer) = (workers.worker().write_behind().clone(), Arc::clone(&self.layer));
         // The disk reports an error once: the next attempt would not learn of it.
         let lost = blocking(move || write_behind.finish().inspect_err(|_| layer.forget_filled()));
@@ -374,9 +385,9 @@ impl LayerFill {
         done.and_then(|()| Ok(lost??))
     }
 
-    async fn attempt_with(&self, workers: &PullWorkers) -> Result<(), PullError> {
-        let LayerFill { session, login, planned, ingest, lowers, .. } = self;
-        let blob = LayerBlob { session, login, planned, ingest, lowers, observer: self.observer() };
+    async fn attempt_with(&self, session: RepositorySession, workers: &PullWorkers) -> Result<(), PullError> {
+        let LayerFill { planned, ingest, lowers, .. } = self;
+        let blob = LayerBlob { session: &session, planned, ingest, lowers, observer: self.observer() };
         let into = Arc::clone(&self.layer) as Arc<dyn UnfilledLayer>;
         let (unpacked, file) = self.puller.unpack_into(blob, into, workers).await?;
         let facts = planned.metadata(&unpacked);
@@ -466,8 +477,8 @@ impl LayerFill {
         let Some(range) = blob_range(&self.layer, chunks.clone()) else { return Ok(()) };
         let demand = self.puller.store.0.partials.demand();
         demand.note_request(why);
-        let bytes = fetch_range(&self.session, &self.planned.descriptor, range.clone()).await;
-        let bytes = bytes.map_err(|error: BlobError| larder::error_chain(&error))?;
+        let bytes = self.sessions.fetch_range(&self.planned.descriptor, range.clone()).await;
+        let bytes = bytes.map_err(in_words)?;
         demand.note_bytes(why, bytes.len() as u64);
         self.activity.note_data();
         let (layer, compression) = (Arc::clone(&self.layer), self.format.compression());

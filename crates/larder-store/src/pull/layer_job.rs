@@ -362,7 +362,7 @@ impl LayerJobs<'_> {
                 if layer.record().partial != Some(source) {
                     return Err(PullError::NotLazily);
                 }
-                let LayerOrigin::Registry { session, login, .. } = &origin else { return Ok(layer) };
+                let LayerOrigin::Registry { session, .. } = &origin else { return Ok(layer) };
                 // Before it is guarded: an open file asks for the data that it reads and writes, or never does.
                 let file = fs_err::OpenOptions::new().read(true).write(true).open(layer.path());
                 let (file, erofs) = (file.context("open an incomplete layer")?, &layer.record().erofs);
@@ -375,7 +375,7 @@ impl LayerJobs<'_> {
                     ingest: ingest.clone(),
                     lowers,
                 };
-                puller.prepare_fill(session, login, placed)?;
+                puller.prepare_fill(session.image().clone(), Some(session.clone()), placed)?;
                 return Ok(layer);
             }
             if matches!(origin, LayerOrigin::Registry { .. }) {

@@ -17,6 +17,7 @@ mod error;
 mod fetch_layer;
 mod fetched_image;
 mod fill;
+mod fill_sessions;
 mod layer_job;
 mod load;
 mod lowers;
@@ -62,6 +63,7 @@ use crate::store::{
 use crate::unpack::{BackgroundSyncer, UnpackLimits, UnpackOptions, UnpackThreads};
 use deferred_guard::DeferredGuard;
 use fetch_layer::LayerOrigin;
+use fill_sessions::{LayerSessions, NodeCredentials};
 use larder_registry::manifest::{ImageConfig, PlatformMatcher};
 use larder_registry::{ImageDocuments, RegistryClient};
 use open_files::OpenFileBudget;
@@ -207,7 +209,8 @@ pub struct StorePuller {
     /// Workers of layers that are being filled.
     fills: EndingPulls,
     /// Credentials of this node, for data of layers that are in use.
-    keyring: Option<Arc<NodeKeyring>>,
+    credentials: NodeCredentials,
+    layer_sessions: LayerSessions,
 }
 
 impl StorePuller {
@@ -224,10 +227,10 @@ impl StorePuller {
         StorePuller { until: PullUntil::Startable, ..self.clone() }
     }
 
-    /// Returns the puller that repairs damaged layers with the credentials of this node.
-    #[must_use]
-    pub fn with_node_keyring(&self, keyring: Arc<NodeKeyring>) -> StorePuller {
-        StorePuller { keyring: Some(keyring), ..self.clone() }
+    /// Fetches data of layers that are in use with the credentials of this node from now on, once those of the pulls
+    /// are not known or not valid any more. All clones do.
+    pub fn use_node_keyring(&self, keyring: Arc<NodeKeyring>) {
+        self.credentials.set(keyring);
     }
 
     /// Returns the puller of images for containers, which refuses artifacts before anything of them is fetched.
@@ -264,7 +267,8 @@ impl StorePuller {
             deferred_guard: Arc::default(),
             lazy_minimum: None,
             fills: EndingPulls::default(),
-            keyring: None,
+            credentials: NodeCredentials::default(),
+            layer_sessions: LayerSessions::default(),
         }
     }
 
@@ -342,6 +346,7 @@ impl StorePuller {
         let pulled = Box::pin(self.pull_layers(name, credential, progress, &workers)).await;
         workers.end().await;
         let image = self.reclaim_if_full(pulled).await?;
+        self.offer_credential(&image, name, credential)?;
         if self.lazy_minimum.is_none() {
             // Another pull may have fetched some lazily.
             for layer in &image.layers {

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use super::StorePuller;
 use super::error::PullError;
 use super::fill::{PlacedPartial, TableFetch, TableSource};
+use super::fill_sessions::FillSessions;
 use super::plan::PlannedLayer;
 use super::pull_workers::blocking;
 use crate::lazy::group::open_without_events;
@@ -21,7 +22,7 @@ use crate::store::error::StoreErrorContext as _;
 use crate::store::snapshot_records::ancestors;
 use crate::store::{
     ImageRecord, LAYER_FILE, LayerHandle, LayerKey, LayerRecord, PartialSource, SnapshotRecord, Store,
-    StoreError, TransferLogin,
+    StoreError,
 };
 use crate::unpack::UnpackOptions;
 
@@ -101,13 +102,13 @@ impl StorePuller {
         let lost = |reason: String| PullError::Incomplete { digest: record.facts.digest.clone(), reason };
         let format = TocFormat::of(&descriptor).ok_or_else(|| lost("it has no table of contents".into()))?;
         let name = Reference::parse(blob.repository()).map_err(|error| lost(error.to_string()))?;
-        let session = self.client.session(&name, None)?;
+        let sessions = FillSessions::new(self, name.clone(), descriptor.clone(), None);
         let diff_id = record.facts.diff_id.clone();
         let planned = PlannedLayer { descriptor, diff_id, chain_id, files: Vec::new() };
         let store = self.store.clone();
         let ingest = blocking(move || store.ingest(&blob)).await??;
         let table =
-            TableFetch { puller: self, session: &session, planned: &planned, ingest: &ingest, source };
+            TableFetch { puller: self, sessions: &sessions, planned: &planned, ingest: &ingest, source };
         let table = table.read(&format).await.map_err(lost)?;
         let (puller, limits) = (self.clone(), self.config.limits.clone());
         let resume = move || -> Result<(), PullError> {
@@ -121,8 +122,8 @@ impl StorePuller {
             let doing = "open an incomplete layer";
             let file = open_without_events(&store.layer_path(&record.key)).context(doing)?;
             puller.prepare_fill(
-                &session,
-                &TransferLogin::default(),
+                name,
+                None,
                 PlacedPartial {
                     key: record.key.clone(),
                     file: file.into(),

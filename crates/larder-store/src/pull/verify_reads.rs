@@ -10,9 +10,8 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use larder::credentials::{Credential, NodeKeyring};
-use larder::pod::Pod;
-use larder::reference::{ImageName, Reference};
+use larder::credentials::Credential;
+use larder::reference::Reference;
 use larder_registry::RegistryClient;
 use larder_registry::manifest::Descriptor;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -20,6 +19,7 @@ use tokio::time::{self, Instant};
 
 use super::error::PullError;
 use super::fill::LayerBlob;
+use super::fill_sessions::NodeCredentials;
 use super::plan::{PlannedLayer, chain_id};
 use super::pull_workers::{PullWorkers, blocking};
 use super::{StorePullConfig, StorePuller};
@@ -42,7 +42,7 @@ struct Verifier {
     store: Weak<OpenStore>,
     client: RegistryClient,
     config: StorePullConfig,
-    keyring: Option<Arc<NodeKeyring>>,
+    credentials: NodeCredentials,
     /// How long a read waits for a repair.
     longest_wait: Duration,
 }
@@ -64,7 +64,7 @@ impl StorePuller {
             store: Arc::downgrade(&self.store.0),
             client: self.client.clone(),
             config: (*self.config).clone(),
-            keyring: self.keyring.clone(),
+            credentials: self.credentials.clone(),
             longest_wait,
         };
         tokio::spawn(verify_layers(Arc::new(verifier), layers));
@@ -183,7 +183,7 @@ impl Verifier {
         let puller = StorePuller::new(store.clone(), self.client.clone(), self.config.clone());
         let mut failure = RepairFailure { reason: "it came from no registry".into(), is_lasting: true };
         for source in sources {
-            for credential in self.credentials(&source.name).await {
+            for credential in self.credentials.lookup(&source.name).await {
                 match puller.repair_from(&source, credential.as_ref(), layer).await {
                     Ok(true) => return Ok(()),
                     Ok(false) => failure.reason = format!("{} has other bytes now", source.name.name()),
@@ -192,16 +192,6 @@ impl Verifier {
             }
         }
         Err(failure)
-    }
-
-    /// The credentials of this node to try for an image.
-    async fn credentials(&self, name: &Reference) -> Vec<Option<Credential>> {
-        let Some(keyring) = &self.keyring else { return vec![None] };
-        let found = keyring.lookup(&ImageName::from(name.to_string().as_str()), &[], &Pod::default()).await;
-        match found {
-            Ok(found) if !found.is_empty() => found.into_iter().map(Some).collect(),
-            _ => vec![None],
-        }
     }
 }
 
@@ -214,10 +204,10 @@ impl StorePuller {
         credential: Option<&Credential>,
         layer: &Arc<VerifiedLayer>,
     ) -> Result<bool, PullError> {
-        let (session, login) =
-            (self.client.session(&source.name, credential)?, TransferLogin::from(credential));
+        let session = self.client.session(&source.name, credential)?;
         let Descriptor { digest, size, .. } = &source.planned.descriptor;
-        let blob = BlobSource::registry(&source.name, login.clone(), digest.clone(), *size);
+        let login = TransferLogin::from(credential);
+        let blob = BlobSource::registry(&source.name, login, digest.clone(), *size);
         let store = self.store.clone();
         let ingest = blocking(move || store.ingest(&blob)).await??;
         // A lazy pull has left all ends of files with the data. The blob is here for the second attempt.
@@ -225,7 +215,6 @@ impl StorePuller {
             layer.begin_repair(has_inline_tails);
             let unpacked = LayerBlob {
                 session: &session,
-                login: &login,
                 planned: &source.planned,
                 ingest: &ingest,
                 lowers: &source.lowers,
