@@ -545,7 +545,15 @@ async fn requests_waits_and_the_source_of_missing_data_are_known() {
     registry.fault(FaultTrigger::path("/"), ResponseFault::Hangup);
     assert!(mounted.read(Path::new("first")).await.is_err());
     assert!(counted.waits.lock().iter().any(|(waited, end)| *end == ReadEnd::Error && *waited >= wait));
-    let problem = incomplete()[0].fill.problem.clone().expect("the registry does not answer");
+    let problem = async {
+        loop {
+            if let Some(problem) = incomplete()[0].fill.problem.clone() {
+                return problem;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let problem = tokio::time::timeout(LONGEST_WAIT, problem).await.expect("the registry does not answer");
     assert!(!problem.reason.is_empty() && problem.retry_in.is_some(), "{problem:?}");
     registry.clear_faults();
     node.complete(&image).await;
