@@ -169,8 +169,9 @@ impl Backend for StoreBackend {
         let id = pulled.map_err(pull_failed)?.id;
         if let Some(attached) = &self.attached {
             attached.after_commit(&ImageName::from(id.as_str())).await?;
+            // That took a while.
+            self.store().expect_start();
         }
-        self.store().expect_start();
         Ok(id.into())
     }
 

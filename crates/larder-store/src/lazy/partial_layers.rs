@@ -79,13 +79,23 @@ impl PartialLayers {
         Ok(())
     }
 
-    /// Starts to fill a layer, unless it has begun.
-    pub(crate) fn start(&self, key: &LayerKey) {
-        let start = self.lock().get_mut(key).and_then(|filling| filling.start.take());
-        if let Some(start) = start {
+    /// Starts to fill a layer that a pull has brought, unless that has begun.
+    pub(crate) fn start_new(&self, key: &LayerKey) {
+        if let Some(start) = self.take_start(key) {
             self.demand.expect_end_of_pull(Instant::now());
             start();
         }
+    }
+
+    /// Starts to fill a layer of an earlier process.
+    pub(crate) fn start_again(&self, key: &LayerKey) {
+        if let Some(start) = self.take_start(key) {
+            start();
+        }
+    }
+
+    fn take_start(&self, key: &LayerKey) -> Option<StartFill> {
+        self.lock().get_mut(key).and_then(|filling| filling.start.take())
     }
 
     /// The layer of this key, while it is being filled.

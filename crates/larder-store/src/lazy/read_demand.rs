@@ -26,6 +26,8 @@ const SHARE: Duration = Duration::from_secs(1);
 pub(crate) struct ReadDemand {
     state: Mutex<DemandState>,
     begun: Notify,
+    /// The end of a pull has come.
+    ended: Notify,
     observer: OnceLock<Arc<dyn FillObserver>>,
 }
 
@@ -72,6 +74,7 @@ impl ReadDemand {
     /// A pull has ended: a container is about to start.
     pub(crate) fn expect_start(&self, now: Instant) {
         self.state.lock().quiet = Some(now + START);
+        self.ended.notify_waiters();
     }
 
     /// Has everything counted from now on.
@@ -103,11 +106,9 @@ impl ReadDemand {
     /// Waits until the background may fetch.
     pub(crate) async fn quiet(&self) {
         loop {
-            let pause = self.state.lock().pause(Instant::now());
-            match pause {
-                Some(pause) => time::sleep(pause).await,
-                None => return,
-            }
+            let ended = self.ended.notified();
+            let Some(pause) = self.state.lock().pause(Instant::now()) else { return };
+            let _ = time::timeout(pause, ended).await;
         }
     }
 
@@ -162,10 +163,13 @@ mod tests {
         let demand = Arc::new(ReadDemand::default());
         demand.expect_end_of_pull(Instant::now());
         demand.wanted().await;
-        demand.expect_start(Instant::now());
-        let ended = Instant::now();
-        drop(demand.begin());
-        demand.quiet().await;
+        let ended = Instant::now() + MOMENT;
+        let end = async {
+            time::sleep_until(ended).await;
+            demand.expect_start(ended);
+            drop(demand.begin());
+        };
+        tokio::join!(demand.quiet(), end);
         assert!((START..START + MOMENT * 2).contains(&ended.elapsed()));
     }
 

@@ -347,7 +347,9 @@ impl StorePuller {
         workers.end().await;
         let image = self.reclaim_if_full(pulled).await?;
         self.offer_credential(&image, name, credential)?;
-        if self.lazy_minimum.is_none() {
+        if self.lazy_minimum.is_some() {
+            self.store.expect_start();
+        } else {
             // Another pull may have fetched some lazily.
             for layer in &image.layers {
                 self.wait_until_filled(&layer.key, &layer.digest).await?;

@@ -134,7 +134,7 @@ impl StorePuller {
                     ingest,
                 },
             )?;
-            store.0.partials.start(&record.key);
+            store.0.partials.start_again(&record.key);
             Ok(())
         };
         blocking(resume).await?

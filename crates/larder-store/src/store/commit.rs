@@ -157,7 +157,7 @@ impl OpenStore {
         drop(guard);
         drop(held);
         for layer in &layers {
-            self.partials.start(layer.key());
+            self.partials.start_new(layer.key());
         }
         self.discard_ingests(&image.ingests);
         Ok(record)
