@@ -1,97 +1,22 @@
-//! A load, a pull and a removal, with the power cut at each step of them: the filesystem is shut down without flushing
-//! its journal, as `EXT4_IOC_SHUTDOWN` and XFS do it, and mounted again.
+//! A load, a pull and a removal, with the power cut at each step of them, and the filesystem mounted again.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
-use std::io;
-use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use larder::backend::ProgressReporter;
 use larder::reference::Reference;
 use larder_registry::{RegistryClient, RegistryConfig};
-use larder_store::disk::{Disk, DiskFile, FileOpenMode, FilesystemSync, RealDisk};
 use larder_store::fsck::FsckOptions;
 use larder_store::pull::{LoadOptions, StorePullConfig, StorePuller};
 use larder_store::store::import::ImportSource;
 use larder_store::store::{RemoveOptions, Store, StoreConfig};
 use larder_testkit::fault_registry::FaultRegistry;
-use larder_testkit_peers::packages::find_program;
-use larder_testkit_peers::{ImageBuilder, LayerFiles, LoopDisk, LoopFilesystem};
+use larder_testkit_peers::{CutDisk, ImageBuilder, LayerFiles, LoopDisk, LoopFilesystem};
 use serde_json::json;
 
 const APP: &str = "registry.example/app:image";
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
-
-/// The real disk until its power is cut before a step.
-#[derive(Debug)]
-struct CutDisk {
-    mountpoint: PathBuf,
-    /// Steps until the cut.
-    left: AtomicUsize,
-}
-
-impl CutDisk {
-    fn step(&self) {
-        if self.left.fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| left.checked_sub(1)) == Ok(1) {
-            let program = find_program("xfs_io").expect("it comes with mkfs.xfs");
-            let cut = Command::new(program).args(["-x", "-c", "shutdown"]).arg(&self.mountpoint).status();
-            assert!(cut.unwrap().success(), "the power cannot be cut");
-        }
-    }
-
-    fn is_cut(&self) -> bool {
-        self.left.load(Ordering::Acquire) == 0
-    }
-}
-
-impl Disk for CutDisk {
-    fn create_dir(&self, path: &Path) -> io::Result<()> {
-        self.step();
-        RealDisk.create_dir(path)
-    }
-
-    fn open(&self, path: &Path, how: FileOpenMode) -> io::Result<Arc<dyn DiskFile>> {
-        self.step();
-        RealDisk.open(path, how)
-    }
-
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.step();
-        RealDisk.rename(from, to)
-    }
-
-    fn remove_file(&self, path: &Path) -> io::Result<()> {
-        self.step();
-        RealDisk.remove_file(path)
-    }
-
-    fn remove_tree(&self, path: &Path, go_on: &dyn Fn() -> bool) -> io::Result<()> {
-        self.step();
-        RealDisk.remove_tree(path, go_on)
-    }
-
-    fn sync_dir(&self, path: &Path) -> io::Result<()> {
-        self.step();
-        RealDisk.sync_dir(path)
-    }
-
-    fn open_sync(&self, path: &Path) -> io::Result<Box<dyn FilesystemSync>> {
-        RealDisk.open_sync(path)
-    }
-
-    fn database_step(&self, file: &Path, step: &mut dyn FnMut()) -> io::Result<()> {
-        self.step();
-        RealDisk.database_step(file, step)
-    }
-
-    /// Another one after each mount.
-    fn boot_id(&self) -> String {
-        RealDisk.boot_id()
-    }
-}
 
 /// A store on a small disk, images to load, and an artifact to pull.
 struct PowerCutStore {
@@ -125,10 +50,10 @@ impl PowerCutStore {
 
     /// The store, whose power is cut before this step.
     fn open(&self, steps: usize) -> (Arc<CutDisk>, Store) {
-        let cut = Arc::new(CutDisk { mountpoint: self.disk.path(), left: AtomicUsize::new(usize::MAX) });
+        let cut = CutDisk::of(&self.disk);
         let config = StoreConfig { background_deletion: false, ..StoreConfig::default() };
         let store = Store::open_on(cut.clone(), &self.disk.path().join("store"), config).unwrap();
-        cut.left.store(steps, Ordering::Release);
+        cut.cut_before(steps);
         (cut, store)
     }
 

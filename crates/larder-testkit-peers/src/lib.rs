@@ -12,11 +12,13 @@
 //! least as long as they do (they are signalled to end when that thread does).
 //!
 //! [`fake_cri`] is a scripted container runtime and [`wire`] a bare client of one; [`faulty_disk`] fails or loses power
-//! below the store, [`loop_disk`] mounts a small filesystem of any kind, and [`overbooked_disk`] loses what is written to
-//! it; [`fixtures`] puts each backend through
-//! `larder_testkit::backend_suite`; [`fuzz`] feeds what strangers send to the code that reads it.
+//! below the store, [`loop_disk`] mounts a small filesystem of any kind, [`cut_disk`] cuts its power, and
+//! [`overbooked_disk`] loses what is written to it; [`fixtures`] puts each backend through
+//! `larder_testkit::backend_suite`; [`tree_listing`] compares what programs unpack; [`fuzz`] feeds what strangers send to
+//! the code that reads it.
 
 pub mod containerd;
+pub mod cut_disk;
 pub mod dockerd;
 pub mod examples;
 pub mod fake_cri;
@@ -32,9 +34,11 @@ pub mod packages;
 pub mod process;
 pub mod registry;
 pub mod tls;
+pub mod tree_listing;
 pub mod wire;
 
 pub use containerd::{Containerd, ContainerdOptions};
+pub use cut_disk::CutDisk;
 pub use dockerd::{Dockerd, DockerdOptions};
 pub use holding_proxy::HoldingProxy;
 pub use images::{ImageBuilder, LayerFiles};
@@ -43,6 +47,7 @@ pub use otlp_receiver::OtlpReceiver;
 pub use overbooked_disk::OverbookedDisk;
 pub use packages::{Availability, Package, require};
 pub use registry::{RegistryAccess, RegistryOptions, RegistryProcess, TlsMode};
+pub use tree_listing::TreeListing;
 
 /// A peer could not be started or used. The text names the program, what it was to do, and what it said.
 #[derive(Debug, thiserror::Error)]

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use larder::gc::DiskSpace;
 use rustix::fs::{statvfs, syncfs};
@@ -82,6 +83,7 @@ impl fmt::Display for LoopFilesystem {
 pub struct LoopDisk {
     dir: TempDir,
     image: PathBuf,
+    mounts: AtomicU64,
 }
 
 impl LoopDisk {
@@ -114,7 +116,7 @@ impl LoopDisk {
             LoopFilesystem::Xfs | LoopFilesystem::Btrfs => mkfs.args(["-q", "-f"]),
         };
         run(mkfs.args(options).arg(&image))?;
-        let disk = LoopDisk { dir, image };
+        let disk = LoopDisk { dir, image, mounts: AtomicU64::new(0) };
         fs_err::create_dir(disk.path())?;
         disk.mount()?;
         Ok(disk)
@@ -158,7 +160,13 @@ impl LoopDisk {
         self.mount()
     }
 
+    /// Names the time since it was mounted, as if the machine had started then.
+    pub fn boot_id(&self) -> String {
+        format!("boot-{}", self.mounts.load(Ordering::Relaxed))
+    }
+
     fn mount(&self) -> PeerResult<()> {
+        self.mounts.fetch_add(1, Ordering::Relaxed);
         run(Command::new("mount").args(["-o", "loop"]).args([&self.image, &self.path()])).map(drop)
     }
 }

@@ -6,9 +6,10 @@ use std::process::Command;
 
 use larder_store::unpack::{HoleEncoding, MergedLayers, open_layer, write_merged_files};
 use larder_testkit_peers::packages::Package;
+use larder_testkit_peers::tree_listing::walk;
 use larder_testkit_peers::{ImageBuilder, LayerFiles, require};
 
-use crate::support::{UnpackDir, is_root, walk};
+use crate::support::{UnpackDir, is_root};
 
 /// Prints names and sizes, which it checks by reading.
 const PYTHON: &str = "

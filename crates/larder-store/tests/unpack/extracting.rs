@@ -7,7 +7,8 @@ use larder_store::unpack::{
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry, edge_case_layers};
 
 use crate::hostile::hostile_archives;
-use crate::support::{UnpackDir, digest, walk};
+use crate::support::{UnpackDir, digest};
+use larder_testkit_peers::tree_listing::walk;
 
 /// The files of layers as an archive, from the bottom up.
 fn merged(layers: &[UnpackDir]) -> Vec<u8> {

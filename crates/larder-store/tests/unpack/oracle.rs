@@ -3,10 +3,8 @@
 //! `LARDER_ORACLE_IMAGES` may name a directory with more OCI layouts, one in each directory in it; all images in them
 //! are compared as well. umoci knows no zstd: the layout `NAME-zstd` is compared with what we make of `NAME`, its twin.
 
-use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -17,11 +15,10 @@ use larder_store::unpack::{
 };
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry, edge_case_layers};
 use larder_testkit_peers::packages::Package;
-use larder_testkit_peers::{ImageBuilder, LayerFiles, require};
+use larder_testkit_peers::{ImageBuilder, LayerFiles, TreeListing, require};
 use serde_json::Value;
-use sha2::{Digest as _, Sha256};
 
-use crate::support::{is_root, mount_layer, walk};
+use crate::support::{is_root, mount_layer};
 
 #[test]
 fn the_merged_view_of_tricky_layers_equals_umoci() {
@@ -130,9 +127,9 @@ fn compare_with_twin(layout: &Path, name: &str, image: &[OracleLayer]) {
     let looks = ["zstd", "gzip"].map(|name| dir.path().join(name)).map(|dir| {
         let layers = if dir.ends_with("zstd") { image } else { &other };
         fs_err::create_dir(&dir).unwrap();
-        look_at(merge(&dir, layers).unwrap().path())
+        TreeListing::of(merge(&dir, layers).unwrap().path())
     });
-    assert_equal(name, &looks[0], &looks[1], &[]);
+    looks[0].assert_equal(name, &looks[1], &[]);
     eprintln!("{name}: {} paths equal to those of {}", looks[0].len(), twin.display());
 }
 
@@ -188,36 +185,18 @@ fn images(layout: &Path) -> Vec<(String, Vec<OracleLayer>)> {
 fn compare(layout: &Path, name: &str, layers: &[OracleLayer], known: &[&str]) {
     let dir = tempfile::tempdir().unwrap();
     let merged = merge(dir.path(), layers).unwrap();
-    let ours = look_at(merged.path());
+    let ours = TreeListing::of(merged.path());
     let bundle = dir.path().join("bundle");
     let image = format!("{}:{name}", layout.display());
     let umoci = Command::new("umoci").args(["unpack", "--image", &image]).arg(&bundle).output().unwrap();
     assert!(umoci.status.success(), "{}", String::from_utf8_lossy(&umoci.stderr));
-    let theirs = look_at(&bundle.join("rootfs"));
-    assert_equal(name, &ours, &theirs, known);
+    let theirs = TreeListing::of(&bundle.join("rootfs"));
+    ours.assert_equal(name, &theirs, known);
     // What is known to differ does, or it is no longer known.
     for path in known {
-        assert_ne!(ours.get(Path::new(path)), theirs.get(Path::new(path)), "{path}");
+        assert_ne!(ours.get(path), theirs.get(path), "{path}");
     }
     eprintln!("{name}: {} paths equal", ours.len());
-}
-
-type TreeListing = BTreeMap<PathBuf, FileMetadata>;
-
-/// Fails with all paths that differ, but for those that are known to.
-fn assert_equal(name: &str, ours: &TreeListing, theirs: &TreeListing, known: &[&str]) {
-    let differences: Vec<String> = ours
-        .keys()
-        .chain(theirs.keys())
-        .collect::<std::collections::BTreeSet<_>>()
-        .into_iter()
-        .filter(|path| ours.get(*path) != theirs.get(*path))
-        .filter(|path| !known.iter().any(|known| path.as_path() == Path::new(known)))
-        .map(|path| {
-            format!("{}\n  ours   {:?}\n  theirs {:?}", path.display(), ours.get(path), theirs.get(path))
-        })
-        .collect();
-    assert!(differences.is_empty(), "{name} differs:\n{}", differences.join("\n"));
 }
 
 /// A read-only overlay, unmounted when dropped.
@@ -290,79 +269,4 @@ fn merge(dir: &Path, layers: &[OracleLayer]) -> Result<MergedMount, UnpackError>
     )
     .unwrap();
     Ok(MergedMount { at, mounted: true, layers: roots })
-}
-
-/// All that two equal trees have in common.
-#[derive(Debug, PartialEq, Eq)]
-struct FileMetadata {
-    mode: u32,
-    owner: (u32, u32),
-    /// Of all but directories, whose time depends on when things were put into them.
-    mtime: Option<(i64, i64)>,
-    size: Option<u64>,
-    device: Option<u64>,
-    content: Option<Vec<u8>>,
-    xattrs: Vec<(Vec<u8>, Vec<u8>)>,
-    /// The first of the paths that are the same file.
-    same_as: Option<PathBuf>,
-}
-
-fn look_at(root: &Path) -> TreeListing {
-    let mut first_names = BTreeMap::new();
-    let mut looks = BTreeMap::new();
-    for (path, meta) in walk(root) {
-        let relative = path.strip_prefix(root).unwrap().to_owned();
-        let kind = meta.file_type();
-        let content = if kind.is_file() {
-            Some(hash(&path))
-        } else if kind.is_symlink() {
-            Some(fs_err::read_link(&path).unwrap().as_os_str().as_bytes().to_vec())
-        } else {
-            None
-        };
-        let is_device = matches!(meta.mode() & 0o170_000, 0o020_000 | 0o060_000);
-        let first = first_names.entry((meta.dev(), meta.ino())).or_insert_with(|| relative.clone()).clone();
-        let found = FileMetadata {
-            mode: meta.mode(),
-            owner: (meta.uid(), meta.gid()),
-            mtime: (!kind.is_dir()).then(|| (meta.mtime(), meta.mtime_nsec())),
-            size: kind.is_file().then_some(meta.len()),
-            device: is_device.then(|| meta.rdev()),
-            content,
-            xattrs: xattrs(&path),
-            same_as: (first != relative && !kind.is_dir()).then_some(first),
-        };
-        looks.insert(relative, found);
-    }
-    looks
-}
-
-fn hash(path: &Path) -> Vec<u8> {
-    let (mut file, mut hasher) = (fs_err::File::open(path).unwrap(), Sha256::new());
-    let mut buffer = vec![0; 1 << 18];
-    loop {
-        match std::io::Read::read(&mut file, &mut buffer).unwrap() {
-            0 => return hasher.finalize().to_vec(),
-            read => hasher.update(&buffer[..read]),
-        }
-    }
-}
-
-fn xattrs(path: &Path) -> Vec<(Vec<u8>, Vec<u8>)> {
-    let mut names = vec![0; 65_536];
-    let length = rustix::fs::llistxattr(path, &mut names[..]).unwrap();
-    names.truncate(length);
-    let mut found: Vec<_> = names
-        .split(|byte| *byte == 0)
-        .filter(|name| !name.is_empty() && !name.starts_with(b"trusted.overlay."))
-        .map(|name| {
-            let mut value = vec![0; 65_536];
-            let length =
-                rustix::fs::lgetxattr(path, std::str::from_utf8(name).unwrap(), &mut value[..]).unwrap();
-            value.truncate(length);
-            (name.to_vec(), value)
-        })
-        .collect();
-    found.sort();
-    found
 }

@@ -13,6 +13,7 @@ use larder_store::unpack::{
     ExpectedLayer, MergedLayers, RebuildError, UnpackError, UnpackOptions, UnpackedLayer, rebuild_archive,
     unpack_layer,
 };
+use larder_testkit_peers::tree_listing::walk;
 use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
 
@@ -192,19 +193,4 @@ fn guarded(dir: &Path) -> Vec<GuardedFile> {
             (path, meta.ino(), meta.mode(), meta.nlink(), meta.mtime_nsec(), meta.ctime_nsec(), content)
         })
         .collect()
-}
-
-/// Everything below a directory and itself, sorted by path.
-pub(crate) fn walk(dir: &Path) -> Vec<(PathBuf, std::fs::Metadata)> {
-    let mut found = Vec::new();
-    let mut todo = vec![dir.to_owned()];
-    while let Some(path) = todo.pop() {
-        let meta = fs_err::symlink_metadata(&path).unwrap();
-        if meta.is_dir() {
-            todo.extend(fs_err::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
-        }
-        found.push((path, meta));
-    }
-    found.sort_by(|a, b| a.0.cmp(&b.0));
-    found
 }

@@ -9,7 +9,8 @@ use larder_store::unpack::{UnpackOptions, UnpackThreads};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use proptest::prelude::*;
 
-use crate::support::{UnpackDir, gzip, is_root, walk};
+use crate::support::{UnpackDir, gzip, is_root};
+use larder_testkit_peers::tree_listing::walk;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum ModelFile {
