@@ -269,7 +269,7 @@ pub(crate) fn check_erofs_file(
     let bytes = file.metadata()?.len();
     // The store has more behind the filesystem.
     if bytes < expected.bytes {
-        return Ok(Some(format!("size differs: {bytes} bytes, expected {}", expected.bytes)));
+        return Ok(Some(size_differs(bytes, expected.bytes)));
     }
     if check == LayerCheck::Size {
         return Ok(None);
@@ -283,6 +283,11 @@ pub(crate) fn check_erofs_file(
         Err(error) => return Ok(Some(format!("unreadable: {error}"))),
     };
     Ok((found != expected.sha256_of_pieces).then(|| "content differs".into()))
+}
+
+/// Damage of a file that is too short.
+pub(crate) fn size_differs(bytes: u64, expected: u64) -> String {
+    format!("size differs: {bytes} bytes, expected {expected}")
 }
 
 fn hash_pieces(file: &File, layout: PieceLayout) -> io::Result<Vec<[u8; 32]>> {
