@@ -74,7 +74,7 @@ impl SystemdStore {
 
 impl GroupKeeper for SystemdStore {
     fn take(&self) -> io::Result<Option<KeptGroup>> {
-        self.kept.lock().as_ref().map(copy).transpose()
+        self.kept.lock().as_ref().map(KeptGroup::try_clone).transpose()
     }
 
     fn keep(&self, kept: &KeptGroup) -> io::Result<()> {
@@ -84,7 +84,7 @@ impl GroupKeeper for SystemdStore {
             for (name, descriptor) in [(GROUP, &kept.group), (JOURNAL, &kept.journal)] {
                 self.notify(&format!("FDSTORE=1\nFDNAME={name}\nFDPOLL=0"), &[descriptor.as_fd()])?;
             }
-            *own = Some(copy(kept)?);
+            *own = Some(kept.try_clone()?);
         }
         Ok(())
     }
@@ -96,10 +96,6 @@ impl GroupKeeper for SystemdStore {
         *self.kept.lock() = None;
         Ok(())
     }
-}
-
-fn copy(kept: &KeptGroup) -> io::Result<KeptGroup> {
-    Ok(KeptGroup { group: kept.group.try_clone()?, journal: kept.journal.try_clone()? })
 }
 
 #[cfg(test)]

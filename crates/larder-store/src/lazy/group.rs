@@ -49,6 +49,9 @@ const FAN_DENY_EIO: u32 = 2 | (5 << 24);
 /// First number after the standard streams: all from here on are descriptors of events.
 const FIRST_NUMBER: RawFd = 3;
 
+/// Numbers that events of any version of larder have, at most.
+const MOST_NUMBERS: RawFd = 1 << 16;
+
 /// How a group came to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GroupState {
@@ -170,10 +173,15 @@ impl PreContentGroup {
     /// that exists while a group is in use.
     pub(crate) fn open(keeper: &dyn GroupKeeper, marker: &Path) -> io::Result<(PreContentGroup, GroupState)> {
         let marker = GroupMarker::new(marker)?;
-        let kept = keeper.take()?.and_then(|kept| Some((EventJournal::open(&kept.journal).ok()?, kept)));
-        let (kept, journal, state) = match (kept, marker.read()?) {
-            (Some((journal, kept)), mark) => {
+        let (kept, journal, state) = match (keeper.take()?, marker.read()?) {
+            (Some(kept), mark) => {
                 let state = if mark == Mark::Lost { GroupState::Lost } else { GroupState::Recovered };
+                let (kept, journal) = match EventJournal::open(&kept.journal) {
+                    Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                        replace_journal(keeper, kept.group)?
+                    }
+                    journal => (kept, journal?),
+                };
                 (kept, journal, state)
             }
             (None, mark) => {
@@ -275,6 +283,17 @@ impl Drop for PreContentGroup {
             let _ = thread.join();
         }
     }
+}
+
+/// Begins with a group whose journal another version of larder has written. Which events are outstanding is unknown, so
+/// all numbers are denied that they may have: what was denied is read again, with a new event.
+fn replace_journal(keeper: &dyn GroupKeeper, group: OwnedFd) -> io::Result<(KeptGroup, EventJournal)> {
+    (0..MOST_NUMBERS).try_for_each(|number| respond(group.as_fd(), number, Answer::Deny))?;
+    let kept = KeptGroup { group, journal: EventJournal::create()? };
+    let journal = EventJournal::open(&kept.journal)?;
+    keeper.release()?;
+    keeper.keep(&kept)?;
+    Ok((kept, journal))
 }
 
 fn new_group() -> io::Result<OwnedFd> {

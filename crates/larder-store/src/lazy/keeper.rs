@@ -16,6 +16,13 @@ pub struct KeptGroup {
     pub journal: OwnedFd,
 }
 
+impl KeptGroup {
+    /// Copies of the descriptors.
+    pub fn try_clone(&self) -> io::Result<KeptGroup> {
+        Ok(KeptGroup { group: self.group.try_clone()?, journal: self.journal.try_clone()? })
+    }
+}
+
 /// Another process that holds the descriptors of a group. Calls may block for a short time.
 pub trait GroupKeeper: Send + Sync + fmt::Debug {
     /// Copies of the descriptors that are kept, which stay kept; `None` if there are none, or not both.

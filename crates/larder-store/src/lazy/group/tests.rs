@@ -176,11 +176,11 @@ struct Holder(Mutex<Option<KeptGroup>>);
 
 impl GroupKeeper for Holder {
     fn take(&self) -> io::Result<Option<KeptGroup>> {
-        self.0.lock().as_ref().map(copy).transpose()
+        self.0.lock().as_ref().map(KeptGroup::try_clone).transpose()
     }
 
     fn keep(&self, kept: &KeptGroup) -> io::Result<()> {
-        *self.0.lock() = Some(copy(kept)?);
+        *self.0.lock() = Some(kept.try_clone()?);
         Ok(())
     }
 
@@ -190,17 +190,13 @@ impl GroupKeeper for Holder {
     }
 }
 
-fn copy(kept: &KeptGroup) -> io::Result<KeptGroup> {
-    Ok(KeptGroup { group: kept.group.try_clone()?, journal: kept.journal.try_clone()? })
-}
-
 /// The keeper of a process that has inherited the descriptors.
 #[derive(Debug)]
 struct Inherited(KeptGroup);
 
 impl GroupKeeper for Inherited {
     fn take(&self) -> io::Result<Option<KeptGroup>> {
-        copy(&self.0).map(Some)
+        self.0.try_clone().map(Some)
     }
 
     fn keep(&self, _kept: &KeptGroup) -> io::Result<()> {
@@ -368,6 +364,30 @@ fn events_come_again_after_a_restart_and_keep_their_numbers() {
     for (block, read) in reads {
         assert!(read.join().unwrap().unwrap() == layer.block(block), "block {block}");
     }
+}
+
+#[test]
+fn reads_that_another_version_of_larder_has_left_are_answered() {
+    let Some(layer) = PartialLayer::new() else { return };
+    let (holder, group) = open_new(&layer);
+    let reads = [100, 300, 500].map(|block| (block, start_reading(&layer, block)));
+    let outstanding = [next(&group), next(&group), next(&group)];
+    group.stop().unwrap();
+    drop(outstanding);
+    drop(group);
+    let other = rustix::fs::memfd_create("another-layout", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    holder.0.lock().as_mut().unwrap().journal = other;
+
+    let (group, state) = reopen(&layer, &holder);
+    assert_eq!(state, GroupState::Recovered, "its group is as good as any");
+    layer.serving(&group, || {
+        for (block, read) in reads {
+            assert!(read.join().unwrap().unwrap() == layer.block(block), "block {block}");
+        }
+    });
+    drop(group);
+    let (_group, state) = reopen(&layer, &holder);
+    assert_eq!(state, GroupState::Recovered, "with the new journal");
 }
 
 #[test]
