@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
@@ -22,12 +23,10 @@ use super::keeper::GroupKeeper;
 use super::partial_layer::{PartialLayer, WaitingReader};
 use crate::unpack::UnfilledLayer as _;
 
-/// How often reads are looked at that may have waited for too long.
+/// How often reads are looked at that may have waited for too long, and what keeps the group.
 const CHECK: Duration = Duration::from_secs(1);
 /// How much less the thread that answers reads gives way than others: unpacking keeps processors busy.
 const AHEAD: i32 = 10;
-/// How often the keeper of the group is looked after.
-const RENEW: Duration = Duration::from_secs(5);
 
 /// A file whose reads are guarded, or were: some may be under way.
 #[derive(Debug)]
@@ -50,26 +49,32 @@ pub(crate) struct GuardedReads {
     files: Mutex<HashMap<FileId, GuardedFile>>,
     /// How long a read waits for data.
     longest_wait: Duration,
+    /// Has the thread that answers begin.
+    begin: Sender<Weak<GuardedReads>>,
 }
 
 impl GuardedReads {
-    /// Opens the group of events, or takes over that of an earlier process. Nothing is answered yet.
+    /// Opens the group of events, or takes over that of an earlier process. Nothing is answered yet, but all that is
+    /// needed for that is there: reads that wait must not depend on a thread that cannot be made.
     pub(crate) fn open(
         keeper: Arc<dyn GroupKeeper>,
         marker: &Path,
         longest_wait: Duration,
     ) -> io::Result<Arc<GuardedReads>> {
+        let (begin, started) = channel::<Weak<GuardedReads>>();
+        let answer = move || started.recv().map_or((), |reads| serve(&reads));
+        thread::Builder::new().name("layer-reads".into()).spawn(answer)?;
         let (group, state) = PreContentGroup::open(&*keeper, marker)?;
-        Ok(Arc::new(GuardedReads { group, keeper, state, files: Mutex::default(), longest_wait }))
+        let files = Mutex::default();
+        Ok(Arc::new(GuardedReads { group, keeper, state, files, longest_wait, begin }))
     }
 
     /// Begins to answer, for as long as this lives, within the runtime. All layers that an earlier process has guarded
     /// must be guarded again: a read of another file fails.
-    pub(crate) fn start(reads: &Arc<GuardedReads>) -> io::Result<()> {
-        let (answering, expiring) = (Arc::downgrade(reads), Arc::downgrade(reads));
-        thread::Builder::new().name("layer-reads".into()).spawn(move || serve(&answering))?;
-        Handle::current().spawn(expire(expiring));
-        Ok(())
+    pub(crate) fn start(reads: &Arc<GuardedReads>) {
+        // The thread waits for it.
+        let _ = reads.begin.send(Arc::downgrade(reads));
+        Handle::current().spawn(expire(Arc::downgrade(reads)));
     }
 
     /// How the group came to be.
@@ -230,7 +235,6 @@ fn serve(reads: &Weak<GuardedReads>) {
 }
 
 async fn expire(reads: Weak<GuardedReads>) {
-    let mut renewed = Instant::now();
     while let Some(reads) = reads.upgrade() {
         let (now, longest) = (Instant::now(), reads.longest_wait);
         let expired: Vec<i32> = reads.layers().iter().flat_map(|layer| layer.expire(now, longest)).collect();
@@ -241,11 +245,10 @@ async fn expire(reads: Weak<GuardedReads>) {
                 "reads of layers have failed: data that is missing or damaged did not come in time"
             );
         }
-        if renewed.elapsed() >= RENEW && !reads.layers().is_empty() {
-            renewed = now;
-            if let Ok(Err(error)) = spawn_blocking(move || reads.renew()).await {
-                tracing::error!(%error, "incomplete layers have no guard if larder is killed now");
-            }
+        if !reads.layers().is_empty()
+            && let Ok(Err(error)) = spawn_blocking(move || reads.renew()).await
+        {
+            tracing::error!(%error, "incomplete layers have no guard if larder is killed now");
         }
         time::sleep(CHECK).await;
     }

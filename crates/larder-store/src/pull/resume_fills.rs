@@ -51,6 +51,19 @@ impl StorePuller {
         let store = self.store.clone();
         let opened = move || store.open_guard(keeper, longest_wait).map(|state| (state, store));
         let (state, store) = blocking(opened).await??;
+        let before = self.guard_again(state, longest_wait).await;
+        // Also if that has failed: a read that waits must end. What is not guarded again fails.
+        store.begin_guard();
+        before
+    }
+
+    /// Guards what an earlier process has guarded.
+    async fn guard_again(
+        &self,
+        state: GroupState,
+        longest_wait: Duration,
+    ) -> Result<GuardedBefore, PullError> {
+        let store = self.store.clone();
         let partial = blocking(move || store.partial_layers()).await??;
         let mut before = GuardedBefore { layers: partial.len(), lost: Vec::new() };
         if state == GroupState::Lost {
@@ -68,8 +81,6 @@ impl StorePuller {
         if self.config.verify_reads {
             self.verify_reads(longest_wait).await?;
         }
-        let store = self.store.clone();
-        blocking(move || store.begin_guard()).await??;
         Ok(before)
     }
 

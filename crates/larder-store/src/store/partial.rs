@@ -68,9 +68,8 @@ impl Store {
     }
 
     /// Answers reads from now on: all layers of earlier processes are guarded again.
-    pub(crate) fn begin_guard(&self) -> Result<(), StoreError> {
-        let begun = self.0.partials.reads().map_or(Ok(()), GuardedReads::start);
-        begun.context("guard the reads of incomplete layers")
+    pub(crate) fn begin_guard(&self) {
+        self.0.partials.reads().inspect(|reads| GuardedReads::start(reads));
     }
 
     /// Ends the guard of reads if no layer is incomplete or known to be damaged: nothing needs to be kept when this
