@@ -331,6 +331,10 @@ impl LayerJobs<'_> {
         if unpacked.lower_work.cross_layer_links > 0 {
             self.puller.wait_for_data_of(below).await?;
         }
+        if partial.is_none() {
+            let keys = [&planned.diff_id, &planned.chain_id].map(LayerKey::from);
+            self.puller.wait_for_fill(&keys).await;
+        }
         let permit = if is_merged { Some(self.puller.permit_lowers(below).await?) } else { None };
         let progress = Arc::<UnpackProgress>::default();
         let _cancel = CancelUnpackOnDrop(Arc::clone(&progress));

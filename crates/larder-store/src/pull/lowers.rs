@@ -3,13 +3,15 @@
 use std::io;
 use std::sync::Arc;
 
+use larder::backend::MinimumRate;
 use tokio::sync::OwnedSemaphorePermit;
+use tokio::time;
 
 use super::StorePuller;
 use super::error::PullError;
 use crate::erofs::digest::LayerCheck;
-use crate::store::LayerHandle;
 use crate::store::layer_check::check_layer_file;
+use crate::store::{LayerHandle, LayerKey};
 use crate::unpack::{MergedLayers, UnpackError, UnpackProgress};
 
 impl StorePuller {
@@ -23,6 +25,22 @@ impl StorePuller {
             self.wait_until_filled(layer.key(), &layer.record().facts.digest).await?;
         }
         Ok(())
+    }
+
+    /// Waits for the fill of a layer that is about to be replaced, as long as its data comes: programs read that file,
+    /// and only layers of the store are filled after a restart. Another source proves nothing for this one, so its data
+    /// is not used.
+    pub(super) async fn wait_for_fill(&self, keys: &[LayerKey]) {
+        let MinimumRate { bytes_per_second, window } = self.config.minimum_rate;
+        for filling in keys.iter().filter_map(|key| self.store.0.partials.get(key)) {
+            let mut filled = filling.progress().filled_bytes;
+            while time::timeout(window, filling.ended()).await.is_err() {
+                let before = std::mem::replace(&mut filled, filling.progress().filled_bytes);
+                if filled.saturating_sub(before) <= bytes_per_second * window.as_secs() {
+                    break;
+                }
+            }
+        }
     }
 
     /// The permission to open the layers below. A pull that waits for it holds nothing else that is bounded.
