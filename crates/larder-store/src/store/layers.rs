@@ -140,6 +140,8 @@ impl Drop for LayerHandleInner {
             && let Err(error) = in_place(|| self.store.abandon(self))
         {
             tracing::warn!(layer = %self.record.key, %error, "cannot remove an unused layer");
+            // No commit begins its fill, which would keep the store open.
+            self.store.partials.forget(&self.record.key);
         }
     }
 }
