@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
 mod credentials;
+mod failures;
 mod verified_reads;
 
 use std::collections::BTreeMap;
@@ -38,17 +39,13 @@ const LONGEST_WAIT: Duration = Duration::from_secs(20);
 #[derive(Debug, Default)]
 struct KeepHere(Mutex<Option<KeptGroup>>);
 
-fn copy(kept: &KeptGroup) -> io::Result<KeptGroup> {
-    Ok(KeptGroup { group: kept.group.try_clone()?, journal: kept.journal.try_clone()? })
-}
-
 impl GroupKeeper for KeepHere {
     fn take(&self) -> io::Result<Option<KeptGroup>> {
-        self.0.lock().as_ref().map(copy).transpose()
+        self.0.lock().as_ref().map(KeptGroup::try_clone).transpose()
     }
 
     fn keep(&self, kept: &KeptGroup) -> io::Result<()> {
-        *self.0.lock() = Some(copy(kept)?);
+        *self.0.lock() = Some(kept.try_clone()?);
         Ok(())
     }
 
@@ -107,7 +104,15 @@ impl Fixture {
         let blob = fs_err::read(dir.join(format!("{name}.blob"))).unwrap();
         let annotations = fs_err::read_to_string(dir.join(format!("{name}.annotations"))).unwrap();
         let pairs = annotations.lines().map(|line| line.split_once('=').unwrap());
-        let annotations = pairs.map(|(key, value)| (key.to_owned(), value.into())).collect();
+        let annotations = pairs.map(|(key, value)| (key.to_owned(), value.into()));
+        Fixture::of_blob(name, blob, annotations.collect())
+    }
+
+    fn of_blob(
+        name: &'static str,
+        blob: Vec<u8>,
+        annotations: serde_json::Map<String, serde_json::Value>,
+    ) -> Fixture {
         let mut plain = Vec::new();
         if blob.starts_with(&[0x1f, 0x8b]) {
             flate2::read::MultiGzDecoder::new(&blob[..]).read_to_end(&mut plain).unwrap();
@@ -141,6 +146,10 @@ impl Fixture {
 
 /// Puts an image with these layers into a registry, the lowest first. It has the name of the last.
 fn put_image(registry: &FaultRegistry, layers: &[&Fixture]) -> Reference {
+    put_image_in(registry, "lazy/app", layers)
+}
+
+fn put_image_in(registry: &FaultRegistry, repository: &str, layers: &[&Fixture]) -> Reference {
     let diff_ids: Vec<String> = layers.iter().map(|layer| digest(&layer.plain)).collect();
     let config = json!({"architecture": "amd64", "os": "linux",
         "rootfs": {"type": "layers", "diff_ids": diff_ids}});
@@ -157,8 +166,16 @@ fn put_image(registry: &FaultRegistry, layers: &[&Fixture]) -> Reference {
             "digest": registry.put_blob(config)},
         "layers": descriptors});
     let name = layers.last().unwrap().name;
-    registry.put_manifest("lazy/app", name, MANIFEST, manifest.to_string());
-    Reference::parse(&registry.image(&format!("lazy/app:{name}"))).unwrap()
+    registry.put_manifest(repository, name, MANIFEST, manifest.to_string());
+    Reference::parse(&registry.image(&format!("{repository}:{name}"))).unwrap()
+}
+
+/// A puller that is lazy.
+fn puller_into(store: Store, verify_reads: bool) -> StorePuller {
+    let registry = RegistryConfig { stall_window: Duration::from_millis(500), ..RegistryConfig::default() };
+    let lazy = LazyPulls { images: vec![Selector::Name("*".into())], minimum_size: 0 };
+    let config = StorePullConfig { lazy, verify_reads, ..StorePullConfig::default() };
+    StorePuller::new(store, RegistryClient::new(registry), config)
 }
 
 /// A store whose puller is lazy.
@@ -203,12 +220,7 @@ impl LazyNode {
     }
 
     fn puller(dir: &Path, verify_reads: bool) -> StorePuller {
-        let store = Store::open(&dir.join("store"), StoreConfig::default()).unwrap();
-        let registry =
-            RegistryConfig { stall_window: Duration::from_millis(500), ..RegistryConfig::default() };
-        let lazy = LazyPulls { images: vec![Selector::Name("*".into())], minimum_size: 0 };
-        let config = StorePullConfig { lazy, verify_reads, ..StorePullConfig::default() };
-        StorePuller::new(store, RegistryClient::new(registry), config)
+        puller_into(Store::open(&dir.join("store"), StoreConfig::default()).unwrap(), verify_reads)
     }
 
     fn store(&self) -> &Store {
@@ -346,16 +358,18 @@ async fn what_a_start_has_read_comes_first_at_the_next_start_of_another_version(
     }
 }
 
+/// A number of a sequence that looks random.
+fn random(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state
+}
+
 /// Bytes without a pattern.
 fn noise(size: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let next = std::iter::repeat_with(|| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state.to_le_bytes()
-    });
-    next.flatten().take(size).collect()
+    std::iter::repeat_with(|| random(&mut state).to_le_bytes()).flatten().take(size).collect()
 }
 
 /// An archive of two files of some pages.
@@ -566,6 +580,8 @@ async fn a_removed_image_is_not_filled_and_leaves_nothing() {
     let image = fixture.put(&registry);
     hold_background(&registry, &fixture);
     let pulled = node.pull(&image).await;
+    let checked = node.store().fsck(&FsckOptions { contents: true, ..FsckOptions::default() }).unwrap();
+    assert!(checked.problems.is_empty(), "missing data is no damage: {:?}", checked.problems);
     let export = ExportRequest { image: pulled.id.as_str().into(), name: None };
     let refused = node.store().begin_export(&[export]);
     assert!(matches!(refused, Err(ExportError::Incomplete { .. })), "{refused:?}");

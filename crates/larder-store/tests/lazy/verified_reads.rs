@@ -129,14 +129,6 @@ async fn a_layer_that_was_pulled_lazily_is_repaired_as_well() {
     }
 }
 
-/// A number of a sequence that looks random.
-fn random(state: &mut u64) -> u64 {
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    *state
-}
-
 /// Flips bits anywhere in a layer, some at a time, and reads all its files.
 async fn flip_and_read(flips: usize, at_once: u64, seed: u64) {
     let dir = tempfile::tempdir().unwrap();
