@@ -4,6 +4,7 @@
 
 mod credentials;
 mod failures;
+mod independent;
 mod verified_reads;
 
 use std::collections::BTreeMap;
