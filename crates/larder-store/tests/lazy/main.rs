@@ -5,6 +5,7 @@
 mod credentials;
 mod failures;
 mod independent;
+mod power_cuts;
 mod verified_reads;
 
 use std::collections::BTreeMap;
