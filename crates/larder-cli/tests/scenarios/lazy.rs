@@ -1,5 +1,7 @@
 //! The daemon is killed while a container reads a layer that is not complete.
 
+mod kills;
+
 use std::io::Read as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -18,7 +20,7 @@ use crate::world::{LarderOutput, LarderProcess, larder_in};
 const WAIT_LIMIT: Duration = Duration::from_secs(30);
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
-fn put_image(registry: &FaultRegistry, layer: &ChunkedLayer) -> String {
+fn put_image(registry: &FaultRegistry, layer: &ChunkedLayer, tag: &str) -> String {
     let config = json!({"architecture": "amd64", "os": "linux",
         "rootfs": {"type": "layers", "diff_ids": [digest(&layer.archive)]}});
     let config = config.to_string();
@@ -27,8 +29,8 @@ fn put_image(registry: &FaultRegistry, layer: &ChunkedLayer) -> String {
             "digest": registry.put_blob(config)},
         "layers": [{"mediaType": "application/vnd.oci.image.layer.v1.tar+zstd", "size": layer.blob.len(),
             "digest": registry.put_blob(layer.blob.clone()), "annotations": layer.annotations}]});
-    registry.put_manifest("lazy/app", "1", MANIFEST, manifest.to_string());
-    registry.image("lazy/app:1")
+    registry.put_manifest("lazy/app", tag, MANIFEST, manifest.to_string());
+    registry.image(&format!("lazy/app:{tag}"))
 }
 
 fn start(home: &Path, arguments: &[&str]) -> LarderProcess {
@@ -41,9 +43,13 @@ fn larder(home: &Path, arguments: &[&str]) -> LarderOutput {
     start(home, arguments).finish()
 }
 
-fn serve(home: &Path) -> LarderProcess {
+fn start_daemon(home: &Path) -> LarderProcess {
     let [config, socket] = ["config.yaml", "larder.sock"].map(|name| home.join(name).display().to_string());
-    let daemon = start(home, &["serve", "--config", &config, "--socket", &socket, "--metrics-address", ""]);
+    start(home, &["serve", "--config", &config, "--socket", &socket, "--metrics-address", ""])
+}
+
+fn serve(home: &Path) -> LarderProcess {
+    let daemon = start_daemon(home);
     poll(WAIT_LIMIT, || (larder(home, &["status"]).code == 0).then_some(())).expect("it serves");
     daemon
 }
@@ -74,7 +80,7 @@ fn readers_wait_for_a_killed_daemon_and_get_the_right_bytes() {
     let archive = TarBuilder::new().with(TarBuilderEntry::file("data", content.clone())).finish();
     let layer = ChunkedLayer::new(&archive, ChunkedFormat::ZstdChunked, 64 << 10);
     let registry = FaultRegistry::start();
-    let image = put_image(&registry, &layer);
+    let image = put_image(&registry, &layer, "1");
     let home = tempfile::tempdir().unwrap();
     let home = home.path();
     write_config(home);
