@@ -2,14 +2,17 @@
 //!
 //! Of a complete layer whose reads are verified (`verified_layer.rs`), a piece counts as filled once it was verified.
 //!
-//! Each chunk is verified before it is written, and noted as filled once it is written. All else in the filesystem is
-//! there from the start, and is compared with what the archive really has: so a table of contents that lies is found.
+//! Each chunk, or the span of the blob that it lies in, is verified before it is written, and noted as filled once it
+//! is written. All else in the filesystem is there from the start, and is compared with what the archive really has: so
+//! a table of contents that lies is found.
 
 use std::fs::File;
+use std::io::Read;
 use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use std::{fmt, io};
 
@@ -25,7 +28,7 @@ use super::fill_activity::ReadEnd;
 use super::read_demand::{DemandedRead, ReadDemand};
 use super::skeleton::PlacedChunk;
 use super::start_reads::{ChunkName, StartRecorder};
-use super::toc::ChunkContent;
+use super::toc::{ChunkContent, GzipSpan, SpanReader};
 use crate::unpack::{ContentDiffers, UnfilledLayer};
 
 /// Bytes that are compared at once.
@@ -62,6 +65,12 @@ pub(crate) struct PartialLayer {
     /// The reads that wait, of all layers of the store.
     reads: Arc<ReadDemand>,
     state: Mutex<PartialState>,
+    /// Held while a chunk is written.
+    writing: Mutex<()>,
+    /// Spans of the blob, if no digests of chunks are known.
+    spans: Arc<[Arc<GzipSpan>]>,
+    /// Whether the blob that is being unpacked had the digests of these so far.
+    has_right_spans: Arc<AtomicBool>,
     /// `Some(true)` once it is complete, `Some(false)` once it is no longer filled.
     end: watch::Sender<Option<bool>>,
 }
@@ -146,8 +155,23 @@ impl PartialLayer {
             requested: vec![false; chunks.len()],
             ..PartialState::default()
         };
-        let (state, end) = (Mutex::new(state), watch::Sender::new(None));
-        PartialLayer { file, filesystem_bytes, chunks, demand, reads, state, end }
+        PartialLayer {
+            file,
+            filesystem_bytes,
+            chunks,
+            demand,
+            reads,
+            state: Mutex::new(state),
+            writing: Mutex::default(),
+            spans: Arc::default(),
+            has_right_spans: Arc::default(),
+            end: watch::Sender::new(None),
+        }
+    }
+
+    /// The layer whose chunks are verified by the spans that they lie in.
+    pub(crate) fn with_spans(self, spans: Arc<[Arc<GzipSpan>]>) -> PartialLayer {
+        PartialLayer { spans, ..self }
     }
 
     fn state(&self) -> MutexGuard<'_, PartialState> {
@@ -173,6 +197,7 @@ impl PartialLayer {
     pub(crate) fn chunk_name(&self, number: usize) -> Option<ChunkName> {
         match &self.chunk(number).chunk.content {
             ChunkContent::Compressed(compressed) => Some(ChunkName::from(&compressed.sha256)),
+            ChunkContent::Span(chunk) => Some(ChunkName::from(&chunk.mark())),
             ChunkContent::Zeros | ChunkContent::InPlace => None,
         }
     }
@@ -294,16 +319,16 @@ impl PartialLayer {
         taken
     }
 
-    /// Writes a chunk, whose bytes were verified.
-    pub(crate) fn write_chunk(&self, number: usize, bytes: &[u8]) -> io::Result<()> {
-        let chunk = &self.chunks[number];
+    /// Writes a chunk, whose bytes were verified. False if it was there.
+    pub(crate) fn write_chunk(&self, number: usize, bytes: &[u8]) -> io::Result<bool> {
+        let _writing = self.writing.lock();
         if self.is_filled(number) {
-            return Ok(());
+            return Ok(false);
         }
         self.check_alive()?;
-        self.file.write_all_at(bytes, chunk.offset)?;
+        self.file.write_all_at(bytes, self.chunks[number].offset)?;
         self.set_filled(number);
-        Ok(())
+        Ok(true)
     }
 
     /// Notes those of successive chunks as filled that an earlier process has written, up to one that is missing.
@@ -332,7 +357,12 @@ impl PartialLayer {
     /// Whether the file has the bytes of a chunk, by their digest.
     fn is_written(&self, number: usize) -> io::Result<bool> {
         let PlacedChunk { offset, chunk, .. } = self.chunk(number);
-        let ChunkContent::Compressed(compressed) = &chunk.content else { return Ok(true) };
+        let compressed = match &chunk.content {
+            ChunkContent::Compressed(compressed) => compressed,
+            // Its compressed bytes show that.
+            ChunkContent::Span(_) => return Ok(false),
+            ChunkContent::Zeros | ChunkContent::InPlace => return Ok(true),
+        };
         // Memory may have what the disk has lost.
         let pages = offset - offset % PAGE..self.chunk(number).end().next_multiple_of(PAGE);
         fadvise(&self.file, pages.start, NonZeroU64::new(pages.end - pages.start), Advice::DontNeed)?;
@@ -407,11 +437,18 @@ impl PartialLayer {
             }
             std::mem::take(&mut state.current)
         };
-        let ChunkContent::Compressed(compressed) = &chunk.chunk.content else { return Ok(()) };
-        if whole.len() as u64 != chunk.chunk.size || Sha256::digest(&whole)[..] != compressed.sha256 {
+        let is_right = match &chunk.chunk.content {
+            ChunkContent::Compressed(compressed) => Sha256::digest(&whole)[..] == compressed.sha256,
+            ChunkContent::Span(_) => self.has_right_spans.load(Ordering::Acquire),
+            ChunkContent::Zeros | ChunkContent::InPlace => return Ok(()),
+        };
+        if whole.len() as u64 != chunk.chunk.size || !is_right {
             return Err(differs(chunk.offset));
         }
-        self.write_chunk(number, &whole)?;
+        if !self.write_chunk(number, &whole)? && matches!(chunk.chunk.content, ChunkContent::Span(_)) {
+            // The right compressed bytes, but the table says from where they are inflated.
+            self.compare(chunk.offset, &whole)?;
+        }
         let mut state = self.state();
         if state.current.is_empty() {
             state.current = whole; // its memory, for the next one
@@ -475,6 +512,15 @@ impl UnfilledLayer for PartialLayer {
 
     fn file(&self) -> &File {
         &self.file
+    }
+
+    fn verified(&self, blob: Box<dyn Read + Send>) -> Box<dyn Read + Send> {
+        if self.spans.is_empty() {
+            return blob;
+        }
+        self.has_right_spans.store(true, Ordering::Release);
+        let is_right = Arc::clone(&self.has_right_spans);
+        Box::new(SpanReader::new(blob, Arc::clone(&self.spans), is_right))
     }
 }
 

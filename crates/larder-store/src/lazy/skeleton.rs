@@ -2,9 +2,11 @@
 //!
 //! The ordinary writer makes it, so that the layer's data comes to the same places when the archive is unpacked.
 
+use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
-use super::toc::{ChunkContent, TableOfContents, TocChunk, TocFormat};
+use super::toc::{ChunkContent, GzipSpan, TableOfContents, TocChunk, TocFormat};
 use crate::unpack::{
     DetectedCompression, ExpectedLayer, PendingLayer, UnpackError, UnpackOptions, UnpackedLayer,
 };
@@ -26,8 +28,12 @@ pub(crate) struct PlacedChunk {
 #[derive(Debug)]
 pub(crate) struct MissingData {
     pub(crate) format: TocFormat,
+    /// Annotations of the layer by which the format is found again.
+    pub(crate) annotations: BTreeMap<String, String>,
     /// In the order of their offsets.
     pub(crate) chunks: Vec<PlacedChunk>,
+    /// As in the [table](TableOfContents::spans).
+    pub(crate) spans: Arc<[Arc<GzipSpan>]>,
 }
 
 impl PlacedChunk {

@@ -21,6 +21,7 @@ use super::error::PullError;
 use super::plan::PlannedLayer;
 use super::pull_progress::PullProgress;
 use super::pull_workers::PullWorker;
+use super::soci_index::SociIndex;
 use super::spans::{FetchSpanFields, layer_span, unpack_span};
 use crate::disk::{DiskSpace, SpaceReserve};
 use crate::lazy::skeleton::MissingData;
@@ -49,7 +50,12 @@ const GIVEN_UP: io::ErrorKind = io::ErrorKind::ConnectionAborted;
 #[derive(Clone)]
 pub(super) enum LayerOrigin {
     /// A registry.
-    Registry { session: RepositorySession, progress: Arc<PullProgress>, login: TransferLogin },
+    Registry {
+        session: RepositorySession,
+        progress: Arc<PullProgress>,
+        login: TransferLogin,
+        soci: Arc<SociIndex>,
+    },
     /// An archive or a layout.
     Import { import: Arc<Import>, progress: Arc<PullProgress> },
 }
@@ -105,6 +111,8 @@ pub(super) struct StagedLayer {
     pub(super) blob: BlobSource,
     /// Missing data, if that comes later.
     pub(super) partial: Option<MissingData>,
+    /// The blob that is the table of contents of that, if there is one.
+    pub(super) table: Option<IngestFile>,
 }
 
 /// Result of the fetch of a layer.
@@ -206,12 +214,12 @@ impl LayerFetch {
 
     async fn fetch(&self) -> Result<FetchedContent, PullError> {
         let staged = match &self.origin {
-            LayerOrigin::Registry { session, .. } => {
+            LayerOrigin::Registry { session, soci, .. } => {
                 self.origin.note(&self.planned, LayerPhase::Fetching);
                 if let Some(layer) = self.repair(session).await? {
                     return Ok(FetchedContent::Repaired(layer));
                 }
-                match self.fetch_skeleton(session).await? {
+                match self.fetch_skeleton(session, soci).await? {
                     Some(staged) => staged,
                     None => self.fetch_verified(session).await?,
                 }
@@ -385,6 +393,10 @@ fn unpack_into_staging(
     let options = UnpackOptions { archive_record: Some(staging.dir().join(ARCHIVE_RECORD)), ..options };
     let (digest, expected) = (&planned.descriptor.digest, planned.expected());
     let (blob_bytes, path) = (bytes.open(digest)?, staging.dir().join(LAYER_FILE));
+    let blob_bytes = match &options.into {
+        Some(layer) => layer.verified(blob_bytes),
+        None => blob_bytes,
+    };
     let unpacked = match (&planned.files[..], &bytes) {
         ([], _) => unpack_layer(blob_bytes, &expected, &path, &options),
         (files, LayerBytes::Ingest(ingest)) => {
@@ -395,7 +407,7 @@ fn unpack_into_staging(
         }
     };
     let (unpacked, file) = unpacked.map_err(|cause| PullError::Unpack { digest: digest.clone(), cause })?;
-    Ok(StagedLayer { staging, unpacked, file, bytes, blob, partial: None })
+    Ok(StagedLayer { staging, unpacked, file, bytes, blob, partial: None, table: None })
 }
 
 /// Receives the notices of a layer's fetch.

@@ -16,6 +16,7 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use larder::backend::ProgressReporter;
 use larder::reference::Reference;
+use larder_registry::manifest::Descriptor;
 use larder_registry::{FetchNotice, RepositorySession};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
@@ -32,12 +33,13 @@ use super::plan::PlannedLayer;
 use super::pull_progress::PullProgress;
 use super::pull_workers::{PullWorkers, blocking};
 use super::read_ahead::{ReadAhead, batches, blob_range};
+use super::soci_index::SociIndex;
 use crate::lazy::FetchPurpose;
 use crate::lazy::fill_activity::FillActivity;
 use crate::lazy::partial_layer::PartialLayer;
 use crate::lazy::skeleton::{MissingData, write_skeleton};
 use crate::lazy::start_reads::START;
-use crate::lazy::toc::{ChunkContent, TableOfContents, TocFormat, TocStep};
+use crate::lazy::toc::{ChunkReader, TableOfContents, TocFormat, TocStep};
 use crate::store::error::StoreErrorContext as _;
 use crate::store::fetch_progress::FetchProgress;
 use crate::store::{IngestFile, LAYER_FILE, LayerHandle, LayerKey, StoreError, TransferLogin};
@@ -60,6 +62,8 @@ pub(super) struct LayerFill {
     sessions: Arc<FillSessions>,
     planned: PlannedLayer,
     format: TocFormat,
+    /// The blob that is the table of contents, if there is one.
+    table: Option<IngestFile>,
     ingest: IngestFile,
     /// Layers below it, lowest first.
     lowers: Vec<LayerHandle>,
@@ -74,25 +78,36 @@ impl LayerFetch {
     pub(super) async fn fetch_skeleton(
         &self,
         session: &RepositorySession,
+        soci: &SociIndex,
     ) -> Result<Option<StagedLayer>, PullError> {
-        let Some(format) = self.puller.lazy_format(&self.planned).filter(|_| self.into.is_none()) else {
+        if self.into.is_some() || !self.puller.is_lazy(&self.planned) {
             return Ok(None);
+        }
+        let layer = match TocFormat::of(&self.planned.descriptor) {
+            Some(_) => self.planned.descriptor.clone(),
+            None => soci.annotated(session, &self.planned.descriptor).await,
         };
+        let Some(format) = TocFormat::of(&layer) else { return Ok(None) };
         let (store, blob) = (self.puller.store.clone(), self.origin.blob(&self.planned));
+        let table_blob = blob.table(&format);
         let keys = [LayerKey::from(&self.planned.diff_id), LayerKey::from(&self.planned.chain_id)];
         // A layer that has it proves nothing for this source. Or its table of contents has lied.
         let ingest = move || {
-            Ok::<_, StoreError>(if store.has_layer(&keys)? { None } else { Some(store.ingest(&blob)?) })
+            if store.has_layer(&keys)? {
+                return Ok(None);
+            }
+            let table = table_blob.map(|table| store.ingest(&table)).transpose()?;
+            Ok::<_, StoreError>(Some((store.ingest(&blob)?, table)))
         };
-        let Some(ingest) = self.worker.blocking(ingest).await?? else { return Ok(None) };
+        let Some((ingest, table_ingest)) = self.worker.blocking(ingest).await?? else { return Ok(None) };
         let source = TableSource::Registry;
         let (image, descriptor) = (session.image().clone(), self.planned.descriptor.clone());
         let sessions = FillSessions::new(&self.puller, image, descriptor, Some(session.clone()));
         let table = TableFetch {
             puller: &self.puller,
             sessions: &sessions,
-            planned: &self.planned,
-            ingest: &ingest,
+            blob: format.blob().unwrap_or(&layer),
+            ingest: table_ingest.as_ref().unwrap_or(&ingest),
             source,
         };
         let in_full = |reason: String| {
@@ -109,14 +124,17 @@ impl LayerFetch {
         let staged = move || -> Result<Result<StagedLayer, String>, PullError> {
             let staging = store.begin_layer()?;
             let path = staging.dir().join(LAYER_FILE);
+            let spans = Arc::clone(&table.spans);
             let (unpacked, file, chunks) = match write_skeleton(&table, &planned.expected(), &path, &options)
             {
                 Ok(written) if written.0.lower_work.cross_layer_links == 0 => written,
                 Ok(_) => return Ok(Err("it has hard links to files of other layers".into())),
                 Err(error) => return Ok(Err(larder::error_chain(&error))),
             };
-            let (bytes, partial) = (LayerBytes::Ingest(ingest), Some(MissingData { format, chunks }));
-            Ok(Ok(StagedLayer { staging, unpacked, file, bytes, blob, partial }))
+            let annotations = layer.annotations;
+            let partial = Some(MissingData { format, annotations, chunks, spans });
+            let (bytes, table) = (LayerBytes::Ingest(ingest), table_ingest);
+            Ok(Ok(StagedLayer { staging, unpacked, file, bytes, blob, partial, table }))
         };
         match self.worker.blocking(staged).await?? {
             Ok(staged) => Ok(Some(staged)),
@@ -129,7 +147,8 @@ impl LayerFetch {
 pub(super) struct TableFetch<'a> {
     pub(super) puller: &'a StorePuller,
     pub(super) sessions: &'a FillSessions,
-    pub(super) planned: &'a PlannedLayer,
+    /// The blob that has the table: that of the layer, or one beside it.
+    pub(super) blob: &'a Descriptor,
     pub(super) ingest: &'a IngestFile,
     pub(super) source: TableSource,
 }
@@ -147,7 +166,7 @@ impl TableFetch<'_> {
     /// Reads the table, or says why that is not possible. What was fetched of the blob is kept in its ingest: the next
     /// process reads the table there.
     pub(super) async fn read(&self, format: &TocFormat) -> Result<TableOfContents, String> {
-        let size = self.planned.descriptor.size;
+        let size = self.blob.size;
         let mut range = format.first_range(size).map_err(in_words)?;
         for _ in 0..TABLE_REQUESTS {
             let bytes = self.bytes(range.clone()).await?;
@@ -170,7 +189,7 @@ impl TableFetch<'_> {
         if self.source == TableSource::Ingest {
             return Err("its table of contents must be fetched again".into());
         }
-        let bytes = self.sessions.fetch_range(&self.planned.descriptor, range.clone()).await;
+        let bytes = self.sessions.fetch_range(self.blob, range.clone()).await;
         let (ingest, bytes) = (self.ingest.clone(), bytes.map_err(in_words)?);
         let write = move || {
             ingest.write_at(&bytes, range.start)?;
@@ -202,18 +221,18 @@ pub(super) struct PlacedPartial {
     pub(super) filesystem_bytes: u64,
     pub(super) partial: MissingData,
     pub(super) planned: PlannedLayer,
+    /// The blob that is the table of contents, if there is one.
+    pub(super) table: Option<IngestFile>,
     pub(super) ingest: IngestFile,
     /// Layers below it, lowest first.
     pub(super) lowers: Vec<LayerHandle>,
 }
 
 impl StorePuller {
-    /// How the table of contents of a layer is found, if the layer is pulled lazily.
-    fn lazy_format(&self, planned: &PlannedLayer) -> Option<TocFormat> {
-        let minimum = self.lazy_minimum?;
+    /// Whether a layer is pulled lazily, if it has a table of contents.
+    fn is_lazy(&self, planned: &PlannedLayer) -> bool {
         let is_possible = self.store.0.partials.reads().is_some() && planned.files.is_empty();
-        let format = || TocFormat::of(&planned.descriptor);
-        (is_possible && planned.descriptor.size >= minimum).then(format).flatten()
+        is_possible && self.lazy_minimum.is_some_and(|minimum| planned.descriptor.size >= minimum)
     }
 
     /// Guards the reads of a layer, and prepares its fill from the repository of `image`, with `session` first: it
@@ -224,11 +243,12 @@ impl StorePuller {
         session: Option<RepositorySession>,
         placed: PlacedPartial,
     ) -> Result<(), PullError> {
-        let PlacedPartial { key, file, filesystem_bytes, partial, planned, ingest, lowers } = placed;
-        let MissingData { format, chunks } = partial;
+        let PlacedPartial { key, file, filesystem_bytes, partial, planned, table, ingest, lowers } = placed;
+        let MissingData { format, chunks, spans, .. } = partial;
         let (demand, demanded) = mpsc::unbounded_channel();
         let reads = Arc::clone(self.store.0.partials.demand());
-        let layer = Arc::new(PartialLayer::new(file, filesystem_bytes, chunks, demand, reads));
+        let layer = PartialLayer::new(file, filesystem_bytes, chunks, demand, reads).with_spans(spans);
+        let layer = Arc::new(layer);
         let sessions = Arc::new(FillSessions::new(self, image, planned.descriptor.clone(), session));
         self.layer_sessions.add(key.clone(), &sessions);
         let fill = LayerFill {
@@ -236,6 +256,7 @@ impl StorePuller {
             sessions,
             planned,
             format,
+            table,
             ingest,
             lowers,
             activity: self.store.0.partials.activity(&key),
@@ -260,7 +281,7 @@ impl StorePuller {
         let progress = PullProgress::begin(&ProgressReporter::unwatched());
         let (session, planned, login) =
             (blob.session.clone(), blob.planned.clone(), TransferLogin::default());
-        let origin = LayerOrigin::Registry { session, progress, login };
+        let origin = LayerOrigin::Registry { session, progress, login, soci: Arc::default() };
         let callers = origin.progress().callers().clone();
         let fetch = LayerFetch {
             puller: self.clone(),
@@ -403,8 +424,12 @@ impl LayerFill {
             completed.inspect_err(|_| layer.forget_filled())
         };
         workers.worker().blocking(complete).await??;
-        let ingest = self.ingest.clone();
-        workers.worker().blocking(move || ingest.discard()).await??;
+        let (ingest, table) = (self.ingest.clone(), self.table.clone());
+        let discard = move || {
+            ingest.discard()?;
+            table.map_or(Ok(()), |table| table.discard())
+        };
+        workers.worker().blocking(discard).await??;
         Ok(())
     }
 
@@ -475,33 +500,49 @@ impl LayerFill {
         let found = blocking(move || layer.find_filled(wanted)).await.map_err(in_words)?;
         let chunks = chunks.start + found.map_err(|error| error.to_string())?..chunks.end;
         let Some(range) = blob_range(&self.layer, chunks.clone()) else { return Ok(()) };
+        // Bytes that came for the background before are not verified: others may be right.
+        let (ingest, wanted) = (self.ingest.clone(), range.clone());
+        let present = blocking(move || ingest.read_range(&wanted)).await.map_err(in_words)?;
+        if let Ok(Some(bytes)) = present
+            && self.write_chunks(chunks.clone(), range.start, Arc::new(bytes)).await.is_ok()
+        {
+            return Ok(());
+        }
         let demand = self.puller.store.0.partials.demand();
         demand.note_request(why);
         let bytes = self.sessions.fetch_range(&self.planned.descriptor, range.clone()).await;
-        let bytes = bytes.map_err(in_words)?;
+        let bytes = Arc::new(bytes.map_err(in_words)?);
         demand.note_bytes(why, bytes.len() as u64);
         self.activity.note_data();
-        let (layer, compression) = (Arc::clone(&self.layer), self.format.compression());
+        self.write_chunks(chunks, range.start, Arc::clone(&bytes)).await?;
         let ingest = self.ingest.clone();
+        // The background does not fetch them again, if it has not ended.
+        let kept = blocking(move || ingest.write_at(&bytes, range.start)).await.map_err(in_words)?;
+        if let Err(error) = kept {
+            tracing::debug!(%error, "bytes of a layer are fetched twice");
+        }
+        Ok(())
+    }
+
+    /// Decompresses successive chunks from bytes of the blob, and writes them.
+    async fn write_chunks(
+        &self,
+        chunks: Range<usize>,
+        start: u64,
+        bytes: Arc<Vec<u8>>,
+    ) -> Result<(), String> {
+        let (layer, compression) = (Arc::clone(&self.layer), self.format.compression());
         let write = move || -> Result<(), String> {
+            let mut reader = ChunkReader::new(compression);
             for number in chunks {
                 let chunk = &layer.chunk(number).chunk;
-                let ChunkContent::Compressed(compressed) = &chunk.content else { continue };
-                let at = |offset: u64| usize::try_from(offset - range.start).unwrap_or(usize::MAX);
-                let piece = &bytes[at(compressed.blob.start)..at(compressed.blob.end)];
-                let plain = compressed.decompress(compression, chunk.size, piece);
-                let plain = plain.map_err(|error| larder::error_chain(&error))?;
-                layer.write_chunk(number, &plain).map_err(|error| error.to_string())?;
-            }
-            // The background does not fetch them again, if it has not ended.
-            if let Err(error) = ingest.write_at(&bytes, range.start) {
-                tracing::debug!(%error, "bytes of a layer are fetched twice");
+                let Some(blob) = chunk.content.blob() else { continue };
+                let at = |offset: u64| usize::try_from(offset - start).unwrap_or(usize::MAX);
+                let plain = reader.read(chunk, &bytes[at(blob.start)..at(blob.end)]).map_err(in_words)?;
+                layer.write_chunk(number, &plain).map_err(in_words)?;
             }
             Ok(())
         };
-        match blocking(write).await {
-            Ok(written) => written,
-            Err(error) => Err(larder::error_chain(&error)),
-        }
+        blocking(write).await.map_err(in_words)?
     }
 }

@@ -324,7 +324,7 @@ impl LayerJobs<'_> {
     async fn merge(&mut self, at: usize, below: &[LayerHandle]) -> Result<(), PullError> {
         let job = &mut self.jobs[at];
         let LayerState::Unpacked(claim, staged) = std::mem::take(&mut job.state) else { return Ok(()) };
-        let StagedLayer { staging, unpacked, file, bytes, blob, partial } = staged;
+        let StagedLayer { staging, unpacked, file, bytes, blob, partial, table } = staged;
         let (planned, lowers) = (job.planned.clone(), below.to_vec());
         let (puller, origin) = (self.puller.clone(), self.origin.clone());
         let is_merged = !unpacked.lower_work.is_empty();
@@ -358,7 +358,7 @@ impl LayerJobs<'_> {
             if let (Some(partial), LayerBytes::Ingest(ingest)) = (partial, &bytes) {
                 let source = PartialSource {
                     blob,
-                    annotations: planned.descriptor.annotations.clone(),
+                    annotations: partial.annotations.clone(),
                     chain_id: planned.chain_id.clone(),
                 };
                 let layer = staging.finish_partial(&key, facts, file.file, source.clone())?;
@@ -376,6 +376,7 @@ impl LayerJobs<'_> {
                     filesystem_bytes: erofs.bytes - erofs.implied_bytes,
                     partial,
                     planned,
+                    table,
                     ingest: ingest.clone(),
                     lowers,
                 };

@@ -29,6 +29,7 @@ mod pulls_in_progress;
 mod read_ahead;
 mod repair;
 mod resume_fills;
+mod soci_index;
 mod spans;
 mod verify_reads;
 
@@ -71,6 +72,7 @@ use plan::{PlannedLayer, PullPlan};
 use pull_progress::PullProgress;
 use pull_workers::{EndingPulls, PullWorker, PullWorkers, blocking};
 use pulls_in_progress::{PullInProgress, PullsInProgress};
+use soci_index::SociIndex;
 use spans::{traced_commit, traced_resolve};
 
 /// How images are pulled into the store.
@@ -428,7 +430,8 @@ impl StorePuller {
         let documents = session.documents_with_known_configs(&platform, &known);
         let documents = Box::pin(traced_resolve(name, documents)).await?;
         let login = TransferLogin::from(credential);
-        let origin = LayerOrigin::Registry { session, progress: Arc::clone(progress), login };
+        let soci = Arc::new(SociIndex::of(&documents.layers));
+        let origin = LayerOrigin::Registry { session, progress: Arc::clone(progress), login, soci };
         let plan = PullPlan::of(&documents);
         let acquired = Box::pin(self.acquire_layers(&origin, plan, Some(name), workers)).await?;
         Ok((documents, acquired))

@@ -5,7 +5,6 @@ use std::ops::Range;
 
 use crate::lazy::partial_layer::PartialLayer;
 use crate::lazy::start_reads::ChunkName;
-use crate::lazy::toc::{ChunkContent, CompressedChunk};
 
 /// Compressed bytes that are fetched for a read, at most beyond what it needs.
 const READ_AROUND: u64 = 256 << 10;
@@ -104,8 +103,12 @@ fn grown(
 ) -> Range<usize> {
     let mut range = blob_range(layer, batch.clone());
     while batch.end < end {
+        let before = range.clone();
         range = joined(range, layer, batch.end);
-        if range.as_ref().is_none_or(|range| !is_wanted(batch.end, range.end - range.start)) {
+        // What comes with the others costs nothing.
+        let bytes =
+            |range: &Range<u64>| if before.as_ref() == Some(range) { 0 } else { range.end - range.start };
+        if range.as_ref().is_none_or(|range| !is_wanted(batch.end, bytes(range))) {
             break;
         }
         batch.end += 1;
@@ -123,7 +126,12 @@ pub(super) fn batches(layer: &PartialLayer, wanted: &BTreeSet<usize>) -> Vec<Ran
         let is_wanted = |chunk, bytes| {
             bytes <= READ_AROUND && (wanted.contains(&chunk) && !layer.is_filled(chunk) || layer.claim(chunk))
         };
-        batches.push(grown(layer, first..first + 1, layer.chunk_count(), is_wanted));
+        let mut batch = grown(layer, first..first + 1, layer.chunk_count(), is_wanted);
+        let blob = |chunk: usize| layer.chunk(chunk).chunk.content.blob();
+        while batch.start > 0 && blob(batch.start - 1) == blob(first) && layer.claim(batch.start - 1) {
+            batch.start -= 1;
+        }
+        batches.push(batch);
     }
     batches
 }
@@ -136,9 +144,7 @@ pub(super) fn blob_range(layer: &PartialLayer, mut chunks: Range<usize>) -> Opti
 
 /// The range of the blob with that of one more chunk; `None` if it does not follow there.
 fn joined(range: Option<Range<u64>>, layer: &PartialLayer, chunk: usize) -> Option<Range<u64>> {
-    let ChunkContent::Compressed(CompressedChunk { blob, .. }) = &layer.chunk(chunk).chunk.content else {
-        return None;
-    };
+    let blob = layer.chunk(chunk).chunk.content.blob()?;
     let Some(range) = range else { return Some(blob.clone()) };
     let follows = range.start <= blob.start && blob.start <= range.end.saturating_add(READ_AROUND);
     follows.then(|| range.start..range.end.max(blob.end))
@@ -152,7 +158,7 @@ mod tests {
 
     use super::*;
     use crate::lazy::skeleton::PlacedChunk;
-    use crate::lazy::toc::TocChunk;
+    use crate::lazy::toc::{ChunkContent, CompressedChunk, TocChunk};
 
     const CHUNK: u64 = 100 << 10;
 

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder::reference::Reference;
-use larder_registry::manifest::Descriptor;
 use tokio::time::Instant;
 
 use super::StorePuller;
@@ -105,11 +104,9 @@ impl StorePuller {
 
     /// Guards a layer again, and starts to fill it.
     async fn resume_fill(&self, record: LayerRecord, source: TableSource) -> Result<(), PullError> {
-        let Some(PartialSource { blob, annotations, chain_id }) = record.partial.clone() else {
-            return Ok(());
-        };
-        let descriptor =
-            Descriptor { annotations, ..Descriptor::new("", record.facts.digest.clone(), blob.size()) };
+        let Some(partial) = record.partial.clone() else { return Ok(()) };
+        let descriptor = partial.descriptor();
+        let PartialSource { blob, annotations, chain_id } = partial;
         let lost = |reason: String| PullError::Incomplete { digest: record.facts.digest.clone(), reason };
         let format = TocFormat::of(&descriptor).ok_or_else(|| lost("it has no table of contents".into()))?;
         let name = Reference::parse(blob.repository()).map_err(|error| lost(error.to_string()))?;
@@ -117,9 +114,19 @@ impl StorePuller {
         let diff_id = record.facts.diff_id.clone();
         let planned = PlannedLayer { descriptor, diff_id, chain_id, files: Vec::new() };
         let store = self.store.clone();
-        let ingest = blocking(move || store.ingest(&blob)).await??;
-        let table =
-            TableFetch { puller: self, sessions: &sessions, planned: &planned, ingest: &ingest, source };
+        let table = blob.table(&format);
+        let ingests = move || {
+            let table = table.map(|table| store.ingest(&table)).transpose()?;
+            Ok::<_, StoreError>((store.ingest(&blob)?, table))
+        };
+        let (ingest, table_ingest) = blocking(ingests).await??;
+        let table = TableFetch {
+            puller: self,
+            sessions: &sessions,
+            blob: format.blob().unwrap_or(&planned.descriptor),
+            ingest: table_ingest.as_ref().unwrap_or(&ingest),
+            source,
+        };
         let table = table.read(&format).await.map_err(lost)?;
         let (puller, limits) = (self.clone(), self.config.limits.clone());
         let resume = move || -> Result<(), PullError> {
@@ -139,9 +146,10 @@ impl StorePuller {
                     key: record.key.clone(),
                     file: file.into(),
                     filesystem_bytes: record.erofs.bytes - record.erofs.implied_bytes,
-                    partial: MissingData { format, chunks },
+                    partial: MissingData { format, annotations, chunks, spans: table.spans },
                     lowers: store.layers_below(&record.key)?,
                     planned,
+                    table: table_ingest,
                     ingest,
                 },
             )?;

@@ -2,7 +2,10 @@
 
 use larder::credentials::Credential;
 use larder::reference::{Digest, Reference};
+use larder_registry::manifest::Descriptor;
 use serde::{Deserialize, Serialize};
+
+use crate::lazy::toc::TocFormat;
 
 /// Most transfers that are recorded of one layer, so that many small pulls do not fill the database.
 const MAX_TRANSFERS: usize = 32;
@@ -76,9 +79,10 @@ impl BlobSource {
         &self.repository
     }
 
-    /// Size of the blob in bytes.
-    pub(crate) fn size(&self) -> u64 {
-        self.size
+    /// The blob beside this one that is its table of contents, if the format has it so.
+    pub(crate) fn table(&self, format: &TocFormat) -> Option<BlobSource> {
+        let Descriptor { digest, size, .. } = format.blob()?;
+        Some(BlobSource { digest: digest.clone(), size: *size, ..self.clone() })
     }
 
     /// Identifies the ingest of the blob. The ID depends on repository, digest and size: bytes of one repository are

@@ -9,11 +9,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use larder::gc::ClockReading;
 use larder::reference::{Digest, ImageName, Reference};
+use larder_registry::manifest::Descriptor;
 use serde::{Deserialize, Serialize};
 
 use super::blob_source::{BlobSource, IngestId};
 use crate::disk::DiskSpace;
 use crate::erofs::ErofsFile;
+use crate::lazy::toc::TocFormat;
 
 /// Names the file of a layer: the hex digits of its diff id or, where what was unpacked depends on the
 /// layers below, of its chain id.
@@ -221,9 +223,22 @@ impl LayerRecord {
 }
 
 impl PartialSource {
+    /// The blob, as a manifest describes it.
+    pub(crate) fn descriptor(&self) -> Descriptor {
+        let annotations = self.annotations.clone();
+        Descriptor { annotations, ..Descriptor::new("", self.blob.digest.clone(), self.blob.size) }
+    }
+
+    fn format(&self) -> Option<TocFormat> {
+        TocFormat::of(&self.descriptor())
+    }
+
     /// The lease on what has come of the blob, until the layer is complete.
     pub(super) fn lease(&self, key: &LayerKey) -> LeaseRecord {
-        let leased = LeaseResources { layers: Vec::new(), ingests: vec![self.blob.ingest_id()] };
+        let mut ingests = vec![self.blob.ingest_id()];
+        let table = self.format().and_then(|format| self.blob.table(&format));
+        ingests.extend(table.map(|table| table.ingest_id()));
+        let leased = LeaseResources { layers: Vec::new(), ingests };
         LeaseRecord::granted(PartialSource::lease_id(key), leased, Duration::MAX, &ClockReading::now())
     }
 

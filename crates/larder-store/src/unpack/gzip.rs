@@ -47,7 +47,7 @@ impl<R: BufRead> GzipReader<R> {
 
     /// Reads on inside a member, at the border of two blocks: after the first byte, or at that many last bits of it.
     /// `window` has the plain bytes before.
-    pub(super) fn resume(mut source: R, window: &[u8], bits: u32) -> io::Result<GzipReader<R>> {
+    pub(crate) fn resume(mut source: R, window: &[u8], bits: u32) -> io::Result<GzipReader<R>> {
         let first = *source.fill_buf()?.first().ok_or(io::ErrorKind::UnexpectedEof)?;
         source.consume(1);
         let mut inflate = Inflate::new(false, WINDOW_BITS);
@@ -64,7 +64,7 @@ impl<R: BufRead> GzipReader<R> {
         Ok(GzipReader { source, inflate, at, taken: 1, is_whole_member: false, recorder: None })
     }
 
-    pub(super) fn get_mut(&mut self) -> &mut R {
+    pub(crate) fn get_mut(&mut self) -> &mut R {
         &mut self.source
     }
 
@@ -88,7 +88,7 @@ impl<R: BufRead> GzipReader<R> {
     }
 
     /// Reads over a member's header. Reserved flags are ignored, as Go's reader does.
-    fn header(&mut self) -> io::Result<()> {
+    pub(crate) fn header(&mut self) -> io::Result<()> {
         let [magic_1, magic_2, method, flags, ..] = self.bytes::<10>()?;
         if [magic_1, magic_2, method] != [0x1f, 0x8b, 8] {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "invalid gzip header"));

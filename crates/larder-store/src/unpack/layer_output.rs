@@ -1,6 +1,7 @@
 //! The file that an EROFS layer is written to.
 
 use std::fs::File;
+use std::io::Read;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
@@ -61,6 +62,11 @@ pub trait UnfilledLayer: fmt::Debug + Send + Sync {
 
     /// Its file.
     fn file(&self) -> &File;
+
+    /// Reads the blob that is unpacked into it. What the layer can only verify before it is inflated is verified here.
+    fn verified(&self, blob: Box<dyn Read + Send>) -> Box<dyn Read + Send> {
+        blob
+    }
 
     /// Whether short ends of files are metadata.
     fn has_inline_tails(&self) -> bool {

@@ -2,10 +2,12 @@
 
 use std::io::{self, Read};
 use std::ops::Range;
+use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
 
 use super::error::ChunkError;
+use super::span::{GzipSpan, SpanChunk};
 use crate::unpack::GzipReader;
 
 /// Base-2 logarithm of the largest window, as for whole layers. Of a window, only as much is touched as comes out.
@@ -34,8 +36,21 @@ pub(crate) enum ChunkContent {
     /// Only zeros. The blob is not needed for them, and there may be any number of them.
     Zeros,
     Compressed(CompressedChunk),
+    /// In a span of a gzip blob.
+    Span(SpanChunk),
     /// In the layer already, unless it is damaged; not of a table of contents.
     InPlace,
+}
+
+impl ChunkContent {
+    /// Bytes of the blob that are enough to decompress and verify it.
+    pub(crate) fn blob(&self) -> Option<&Range<u64>> {
+        match self {
+            ChunkContent::Compressed(data) => Some(&data.blob),
+            ChunkContent::Span(data) => Some(&data.span.blob),
+            ChunkContent::Zeros | ChunkContent::InPlace => None,
+        }
+    }
 }
 
 /// Data of a chunk in the blob.
@@ -49,11 +64,45 @@ pub(crate) struct CompressedChunk {
     pub(crate) sha256: [u8; 32],
 }
 
+/// Decompresses chunks, one after the other.
+pub(crate) struct ChunkReader {
+    compression: ChunkCompression,
+    /// The last span, and its plain bytes: it may have many chunks.
+    span: Option<(Arc<GzipSpan>, Vec<u8>)>,
+}
+
+impl ChunkReader {
+    pub(crate) fn new(compression: ChunkCompression) -> ChunkReader {
+        ChunkReader { compression, span: None }
+    }
+
+    /// Decompresses a chunk of the blob from the bytes of [`ChunkContent::blob`], and verifies it.
+    pub(crate) fn read(&mut self, chunk: &TocChunk, bytes: &[u8]) -> Result<Vec<u8>, ChunkError> {
+        match &chunk.content {
+            ChunkContent::Compressed(data) => data.decompress(self.compression, chunk.size, bytes),
+            ChunkContent::Span(SpanChunk { span, skip }) => {
+                let plain = match &mut self.span {
+                    Some((last, plain)) if Arc::ptr_eq(last, span) => plain,
+                    last => &mut last.insert((Arc::clone(span), span.inflate(bytes)?)).1,
+                };
+                let at = |offset: u64| usize::try_from(offset).unwrap_or(usize::MAX);
+                let content = plain.get(at(*skip)..at(skip.saturating_add(chunk.size)));
+                content.map(<[u8]>::to_vec).ok_or_else(|| ChunkError::Decompress {
+                    offset: span.blob.start,
+                    size: chunk.size,
+                    cause: io::ErrorKind::UnexpectedEof.into(),
+                })
+            }
+            ChunkContent::Zeros | ChunkContent::InPlace => Ok(Vec::new()),
+        }
+    }
+}
+
 impl CompressedChunk {
     /// Decompresses the chunk of this plain size from the bytes of [`CompressedChunk::blob`], and verifies it.
     ///
     /// Memory: the result, and of a zstd window at most as much as was decompressed.
-    pub(crate) fn decompress(
+    pub(super) fn decompress(
         &self,
         compression: ChunkCompression,
         size: u64,

@@ -132,7 +132,7 @@ pub(super) fn read_document(
         parts.map_err(|error| TocError::Json(excerpt(&error.to_string()).escape_debug().to_string()))?;
     match parts.version {
         Some(VERSION) => {}
-        Some(version) => return Err(TocError::Version(version)),
+        Some(version) => return Err(TocError::Version(version.to_string())),
         None => return Err(TocError::Missing("version")),
     }
     if parts.has_entries { Ok(()) } else { Err(TocError::Missing("entries")) }

@@ -59,7 +59,26 @@ pub(crate) enum TocError {
     Json(String),
     /// A version of the format that is not known.
     #[error("unknown version {0} of the table of contents")]
-    Version(u64),
+    Version(String),
+    /// Offsets lead out of the buffer, or numbers are out of their range.
+    #[error("the table of contents is malformed: no valid {0}")]
+    Flat(&'static str),
+    /// The blob is another than the table describes.
+    #[error("the table of contents is that of a blob of {found} bytes, not of {expected}")]
+    OtherBlob {
+        /// Size of the blob.
+        expected: u64,
+        /// Size in the table.
+        found: u64,
+    },
+    /// A part of the blob that cannot be used.
+    #[error("span {number} of the table of contents: {problem}")]
+    Span {
+        /// Its number, from 0.
+        number: usize,
+        /// Reason why it cannot be used.
+        problem: &'static str,
+    },
     /// A part of the document is missing.
     #[error("the table of contents has no {0:?}")]
     Missing(&'static str),

@@ -1,24 +1,27 @@
-//! Tables of contents, which say what is where in a compressed layer: zstd:chunked and eStargz.
+//! Tables of contents, which say what is where in a compressed layer: zstd:chunked, eStargz and SOCI.
 //!
 //! ```text
 //! annotations -> TocFormat -> range of the blob -> document -> table -> chunks
 //! ```
 //!
-//! Read [`TocFormat`] first. The annotations have the digest of the table, so it is what the manifest names, and each
-//! chunk has a digest in the table. Nothing else makes it true: whether entries and chunks are those of the archive is
-//! known once the whole layer is unpacked. What a table cannot say, or says in an unknown way, is an error, after which
-//! the layer is pulled in the ordinary way.
+//! Read [`TocFormat`] first. The annotations have the digest of the table, so it is what the manifest names. Each chunk
+//! has a digest in the table, or, with SOCI, the compressed span that it lies in. Nothing else makes it true: whether
+//! entries and chunks are those of the archive is known once the whole layer is unpacked. What a table cannot say, or
+//! says in an unknown way, is an error, after which the layer is pulled in the ordinary way.
 //!
 //! A table is not equal to its archive in these points:
 //!
 //! - attributes may be in another order, which the writer of a layer's file does not keep;
 //! - eStargz rounds times to seconds, so that a layer whose archive has fractions differs from its table;
-//! - writers for both formats refuse sparse files, or damage the archive.
+//! - writers for all formats refuse sparse files, or damage the archive.
 
 mod chunk;
 mod document;
 mod error;
 mod estargz;
+mod flatbuffer;
+mod soci;
+mod span;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -28,8 +31,12 @@ use std::ops::Range;
 
 use larder_registry::manifest::Descriptor;
 
-pub(crate) use chunk::{ChunkCompression, ChunkContent, CompressedChunk, TocChunk};
+#[cfg(test)]
+pub(crate) use chunk::CompressedChunk;
+pub(crate) use chunk::{ChunkCompression, ChunkContent, ChunkReader, TocChunk};
 pub(crate) use error::TocError;
+pub(crate) use soci::SociToc;
+pub(crate) use span::{GzipSpan, SpanReader};
 pub(crate) use table::TableOfContents;
 
 use crate::unpack::UnpackLimits;
@@ -44,6 +51,7 @@ const MAX_DOCUMENT_BYTES: u64 = 64 << 20;
 pub(crate) enum TocFormat {
     ZstdChunked(ZstdChunkedToc),
     EStargz(EStargzToc),
+    Soci(SociToc),
 }
 
 /// Outcome of reading a table of contents from some bytes.
@@ -64,21 +72,31 @@ impl TocFormat {
         ZstdChunkedToc::of(annotations)
             .map(TocFormat::ZstdChunked)
             .or_else(|| EStargzToc::of(annotations).map(TocFormat::EStargz))
+            .or_else(|| SociToc::of(layer).map(TocFormat::Soci))
+    }
+
+    /// The blob that is the table, if the layer does not have it.
+    pub(crate) fn blob(&self) -> Option<&Descriptor> {
+        match self {
+            TocFormat::Soci(toc) => Some(&toc.ztoc),
+            TocFormat::ZstdChunked(_) | TocFormat::EStargz(_) => None,
+        }
     }
 
     /// How the chunks are compressed.
     pub(crate) fn compression(&self) -> ChunkCompression {
         match self {
             TocFormat::ZstdChunked(_) => ChunkCompression::Zstd,
-            TocFormat::EStargz(_) => ChunkCompression::Gzip,
+            TocFormat::EStargz(_) | TocFormat::Soci(_) => ChunkCompression::Gzip,
         }
     }
 
-    /// Bytes of the blob to begin with.
+    /// Bytes to begin with, of the layer's blob or of [the table's](TocFormat::blob), as in all of this.
     pub(crate) fn first_range(&self, blob_size: u64) -> Result<Range<u64>, TocError> {
         match self {
             TocFormat::ZstdChunked(toc) => toc.range(blob_size),
             TocFormat::EStargz(_) => estargz::first_range(blob_size),
+            TocFormat::Soci(toc) => toc.range(),
         }
     }
 
@@ -101,7 +119,8 @@ impl TocFormat {
             TocFormat::EStargz(toc) if range.end == blob_size => {
                 toc.read(range.start, bytes, blob_size, limits)
             }
-            TocFormat::ZstdChunked(_) | TocFormat::EStargz(_) => Err(wrong),
+            TocFormat::Soci(toc) if range == toc.range()? => Ok(TocStep::Read(toc.read(bytes, limits)?)),
+            TocFormat::ZstdChunked(_) | TocFormat::EStargz(_) | TocFormat::Soci(_) => Err(wrong),
         }
     }
 }

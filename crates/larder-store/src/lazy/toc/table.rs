@@ -3,24 +3,29 @@
 //! Data of files lie in the blob in the order of the entries. A chunk begins at an offset; its compressed bytes end
 //! where other data begin, at the end that its file has, or at the end of all data.
 
+use std::sync::Arc;
+
 use larder::reference::Digest;
 use larder_erofs::ErofsTime;
 
 use super::chunk::{ChunkContent, CompressedChunk, TocChunk};
 use super::document::TocRecord;
 use super::error::{TocEntryProblem, TocError, excerpt};
+use super::span::GzipSpan;
 use crate::unpack::{LayerEntry, LayerEntryKind, UnpackLimits, named};
 
 /// Bytes that are decompressed for one chunk, at most: it is memory, and a reader waits for it.
 pub(super) const MAX_CHUNK_BYTES: u64 = 64 << 20;
 
 /// Memory of a table of contents. Half a million files with one chunk each fit.
-const MAX_TABLE_BYTES: u64 = 192 << 20;
+pub(super) const MAX_TABLE_BYTES: u64 = 192 << 20;
 
 /// Entries of an archive, each with its data's places in the blob. In the order of the archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TableOfContents {
     pub(crate) entries: Vec<TocEntry>,
+    /// Spans of the blob that have the chunks, if no digests of chunks are known: in order, up to its end.
+    pub(crate) spans: Arc<[Arc<GzipSpan>]>,
 }
 
 /// An entry of an archive.
@@ -126,7 +131,7 @@ impl<'a> TableBuilder<'a> {
 
     fn add_entry(&mut self, record: &TocRecord<'_>) -> Result<(), TocEntryProblem> {
         let kind = kind_of(&record.kind)?;
-        check_names(record, self.limits)?;
+        check_record(record, self.limits)?;
         let size = if kind == LayerEntryKind::File { record.size } else { 0 };
         let entry = layer_entry(record, kind, size)?;
         self.file_bytes = self.file_bytes.saturating_add(size);
@@ -268,22 +273,22 @@ impl<'a> TableBuilder<'a> {
                     entries_after: self.entries.len() - at - 1,
                 }
             });
-        Ok((TableOfContents { entries: self.entries }, last))
+        Ok((TableOfContents { entries: self.entries, spans: Arc::default() }, last))
     }
 }
 
 /// Compressed bytes that this many plain ones need, at most: stored blocks, with headers and flushes between them.
-fn compressed_bound(plain: u64) -> u64 {
+pub(super) fn compressed_bound(plain: u64) -> u64 {
     plain + plain / 16 + (128 << 10)
 }
 
 /// Memory of an entry and what it allocates.
-fn entry_bytes(entry: &LayerEntry) -> u64 {
+pub(super) fn entry_bytes(entry: &LayerEntry) -> u64 {
     let xattrs = entry.xattrs.iter().map(|(name, value)| name.len() + value.len() + 80);
     (2 * size_of::<TocEntry>() + entry.path.len() + entry.link.len() + xattrs.sum::<usize>() + 32) as u64
 }
 
-fn kind_of(kind: &str) -> Result<LayerEntryKind, TocEntryProblem> {
+pub(super) fn kind_of(kind: &str) -> Result<LayerEntryKind, TocEntryProblem> {
     Ok(match kind {
         "reg" => LayerEntryKind::File,
         "dir" => LayerEntryKind::Directory,
@@ -297,8 +302,22 @@ fn kind_of(kind: &str) -> Result<LayerEntryKind, TocEntryProblem> {
 }
 
 /// Checks what an ordinary unpacking would refuse, or could read differently.
-fn check_names(record: &TocRecord<'_>, limits: &UnpackLimits) -> Result<(), TocEntryProblem> {
+fn check_record(record: &TocRecord<'_>, limits: &UnpackLimits) -> Result<(), TocEntryProblem> {
     let names = [record.name.as_bytes(), record.link_name.as_bytes()];
+    check_names(names, &record.xattrs.0, limits)?;
+    let lossy = |name: &[u8]| name.windows(3).any(|bytes| bytes == "\u{fffd}".as_bytes());
+    if names.iter().any(|name| lossy(name)) || record.xattrs.0.iter().any(|(name, _)| lossy(name)) {
+        return Err(TocEntryProblem::LostBytes);
+    }
+    Ok(())
+}
+
+/// Checks the name of an entry, its link, and its attributes.
+pub(super) fn check_names(
+    names: [&[u8]; 2],
+    xattrs: &[(Vec<u8>, Vec<u8>)],
+    limits: &UnpackLimits,
+) -> Result<(), TocEntryProblem> {
     if names[0].is_empty() {
         return Err(TocEntryProblem::NoName);
     }
@@ -308,13 +327,9 @@ fn check_names(record: &TocRecord<'_>, limits: &UnpackLimits) -> Result<(), TocE
     if names.iter().any(|name| name.contains(&0)) {
         return Err(TocEntryProblem::ZeroByte);
     }
-    let xattrs = record.xattrs.0.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>();
+    let xattrs = xattrs.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>();
     if xattrs > limits.max_metadata as usize {
         return Err(TocEntryProblem::Attributes(limits.max_metadata));
-    }
-    let lossy = |name: &[u8]| name.windows(3).any(|bytes| bytes == "\u{fffd}".as_bytes());
-    if names.iter().any(|name| lossy(name)) || record.xattrs.0.iter().any(|(name, _)| lossy(name)) {
-        return Err(TocEntryProblem::LostBytes);
     }
     Ok(())
 }
@@ -324,8 +339,6 @@ fn layer_entry(
     kind: LayerEntryKind,
     size: u64,
 ) -> Result<LayerEntry, TocEntryProblem> {
-    let owner = |id: u64| u32::try_from(id).ok().filter(|id| *id != u32::MAX).ok_or(TocEntryProblem::Owner);
-    let device = |number: u64| u32::try_from(number).map_err(|_| TocEntryProblem::Device);
     Ok(LayerEntry {
         path: record.name.as_bytes().to_vec(),
         kind,
@@ -340,8 +353,18 @@ fn layer_entry(
     })
 }
 
+/// Number of a user or group.
+pub(super) fn owner(id: u64) -> Result<u32, TocEntryProblem> {
+    u32::try_from(id).ok().filter(|id| *id != u32::MAX).ok_or(TocEntryProblem::Owner)
+}
+
+/// Number of a device.
+pub(super) fn device(number: u64) -> Result<u32, TocEntryProblem> {
+    u32::try_from(number).map_err(|_| TocEntryProblem::Device)
+}
+
 /// Reads a time as Go writes it. A missing one is that of a header without a time.
-fn time_of(text: &str) -> Option<ErofsTime> {
+pub(super) fn time_of(text: &str) -> Option<ErofsTime> {
     if text.is_empty() {
         return Some(ErofsTime { seconds: 0, nanos: 0 });
     }

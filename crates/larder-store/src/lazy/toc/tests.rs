@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use larder::reference::Digest;
 use larder_erofs::ErofsTime;
-use larder_registry::manifest::Descriptor;
+use larder_registry::manifest::{ArtifactManifest, Descriptor};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry, edge_case_layers};
 use larder_testkit::chunked_layer::{ChunkedFormat, ChunkedLayer};
 use proptest::prelude::*;
@@ -23,6 +25,8 @@ struct Fixture {
     blob: Vec<u8>,
     layer: Descriptor,
 }
+
+const SOCI: [&str; 2] = ["soci", "soci-members"];
 
 const FIXTURES: [&str; 8] = [
     "skopeo-1.9",
@@ -106,13 +110,12 @@ fn unpack(blob: &[u8]) -> Vec<(LayerEntry, Vec<u8>)> {
 
 /// Content of an entry by its chunks.
 fn content(format: &TocFormat, entry: &TocEntry, blob: &[u8]) -> Vec<u8> {
-    let pieces = entry.chunks.iter().map(|chunk| match &chunk.content {
-        ChunkContent::InPlace => panic!("no table has this"),
-        ChunkContent::Zeros => vec![0; usize::try_from(chunk.size).unwrap()],
-        ChunkContent::Compressed(data) => {
-            let bytes =
-                &blob[usize::try_from(data.blob.start).unwrap()..usize::try_from(data.blob.end).unwrap()];
-            data.decompress(format.compression(), chunk.size, bytes).unwrap()
+    let mut reader = ChunkReader::new(format.compression());
+    let pieces = entry.chunks.iter().map(|chunk| match chunk.content.blob() {
+        None => vec![0; usize::try_from(chunk.size).unwrap()],
+        Some(Range { start, end }) => {
+            let bytes = &blob[usize::try_from(*start).unwrap()..usize::try_from(*end).unwrap()];
+            reader.read(chunk, bytes).unwrap()
         }
     });
     pieces.collect::<Vec<_>>().concat()
@@ -127,16 +130,20 @@ fn whole_seconds(time: ErofsTime) -> ErofsTime {
 fn check_table(name: &str, Fixture { blob, layer }: &Fixture) -> usize {
     let format = TocFormat::of(layer).unwrap();
     let (table, _) = read(&format, blob).unwrap_or_else(|error| panic!("{name}: {error:?}"));
+    check_entries(name, &format, &table, blob)
+}
+
+fn check_entries(name: &str, format: &TocFormat, table: &TableOfContents, blob: &[u8]) -> usize {
     let expected = unpack(blob);
     for (found, (entry, bytes)) in table.entries.iter().zip(&expected) {
         let path = String::from_utf8_lossy(&entry.path);
-        let mtime = match &format {
-            TocFormat::ZstdChunked(_) => entry.mtime,
+        let mtime = match format {
+            TocFormat::ZstdChunked(_) | TocFormat::Soci(_) => entry.mtime,
             TocFormat::EStargz(_) => whole_seconds(entry.mtime),
         };
         assert_eq!(found.entry, LayerEntry { mtime, ..entry.clone() }, "{name}, {path}");
         assert_eq!(found.chunks.iter().map(|chunk| chunk.size).sum::<u64>(), bytes.len() as u64);
-        assert_eq!(content(&format, found, blob), *bytes, "{name}, {path}");
+        assert_eq!(content(format, found, blob), *bytes, "{name}, {path}");
     }
     assert_eq!(table.entries.len(), expected.len(), "{name}");
     table.entries.iter().map(|entry| entry.chunks.len()).max().unwrap_or(0)
@@ -147,6 +154,91 @@ fn tables_of_other_writers_are_equal_to_their_archives() {
     for name in FIXTURES {
         assert!(check_table(name, &fixture(name)) >= 3, "{name}");
     }
+}
+
+/// The layer of an index that has a ztoc for it, and the ztoc.
+fn soci(name: &str) -> (TocFormat, Vec<u8>, Vec<u8>) {
+    let path =
+        |extension: &str| format!("{}/tests/fixtures/toc/{name}.{extension}", env!("CARGO_MANIFEST_DIR"));
+    let (blob, ztoc) = (fs_err::read(path("blob")).unwrap(), fs_err::read(path("ztoc")).unwrap());
+    let entry = descriptor(
+        &ztoc,
+        [("com.amazon.soci.image-layer-digest".to_owned(), Digest::sha256(&blob).to_string())].into(),
+    );
+    let index = ArtifactManifest {
+        artifact_type: "application/vnd.amazon.soci.index.v2+json".into(),
+        config: Descriptor::new("", Digest::sha256("{}"), 2),
+        layers: vec![entry],
+        annotations: BTreeMap::new(),
+    };
+    let of_first = ArtifactManifest {
+        artifact_type: "application/vnd.amazon.soci.index.v1+json".into(),
+        ..index.clone()
+    };
+    assert!(SociToc::annotations(&of_first).is_empty(), "nothing binds it to the image");
+    let mut layer = descriptor(&blob, BTreeMap::new());
+    layer.annotations.extend(SociToc::annotations(&index).remove(&layer.digest));
+    (TocFormat::of(&layer).unwrap(), blob, ztoc)
+}
+
+#[test]
+fn tables_of_soci_are_equal_to_their_archives() {
+    for name in SOCI {
+        let (format, blob, ztoc) = soci(name);
+        assert_eq!(format.blob().unwrap().digest, Digest::sha256(&ztoc));
+        let (table, ranges) = read(&format, &ztoc).unwrap_or_else(|error| panic!("{name}: {error:?}"));
+        assert_eq!(ranges.len(), 1);
+        assert_eq!(ranges[0], 0..ztoc.len() as u64);
+        assert!(check_entries(name, &format, &table, &blob) >= 2, "{name}");
+        let other = [&ztoc[1..], b"x"].concat();
+        assert!(matches!(read(&format, &other), Err(TocError::Digest { .. })), "{name}");
+    }
+}
+
+#[test]
+fn spans_are_verified_before_their_bytes_are_passed_on() {
+    for name in SOCI {
+        let (format, blob, ztoc) = soci(name);
+        let spans = read(&format, &ztoc).unwrap().0.spans;
+        let verify = |blob: &[u8]| {
+            let is_right = Arc::new(AtomicBool::new(true));
+            let (mut reader, mut passed) = (SpanReader::new(blob, spans.clone(), is_right.clone()), 0);
+            let mut buffer = [0; 1000];
+            loop {
+                match reader.read(&mut buffer).unwrap() {
+                    0 => return passed,
+                    count if is_right.load(Ordering::Acquire) => {
+                        assert_eq!(buffer[..count], blob[passed..passed + count]);
+                        passed += count;
+                    }
+                    _ => {}
+                }
+            }
+        };
+        assert_eq!(verify(&blob), blob.len(), "{name}");
+        let second = usize::try_from(spans[1].blob.start).unwrap();
+        for (at, expected) in
+            [(3, 0), (second - 1, 20), (second + 1, second + 1), (blob.len() - 1, second + 1)]
+        {
+            let mut damaged = blob.clone();
+            damaged[at] ^= 1 << 4;
+            assert!(verify(&damaged) <= expected, "{name}: {at}");
+        }
+        let longer = [&blob[..], b"more"].concat();
+        assert_eq!(verify(&longer), blob.len(), "{name}");
+    }
+}
+
+#[test]
+fn a_span_with_other_bytes_is_refused() {
+    let (format, blob, ztoc) = soci("soci");
+    let (table, _) = read(&format, &ztoc).unwrap();
+    let chunk = table.entries.iter().flat_map(|entry| &entry.chunks).next().unwrap();
+    let range = chunk.content.blob().unwrap();
+    let mut bytes = blob[usize::try_from(range.start).unwrap()..usize::try_from(range.end).unwrap()].to_vec();
+    bytes[700] ^= 1;
+    let refused = ChunkReader::new(format.compression()).read(chunk, &bytes);
+    assert!(matches!(refused, Err(ChunkError::Digest { .. })), "{refused:?}");
 }
 
 #[test]
@@ -205,7 +297,7 @@ fn chunks_lie_between_the_data_around_them() {
     let last = file(r#""size":30,"offset":500,"innerOffset":512"#);
     let table = table_of(&[two, shared, last].join(",")).unwrap();
     let places = table.entries.iter().flat_map(|entry| &entry.chunks).map(|chunk| match &chunk.content {
-        ChunkContent::InPlace => panic!("no table has this"),
+        ChunkContent::InPlace | ChunkContent::Span(_) => panic!("no document has this"),
         ChunkContent::Zeros => (chunk.size, 0..0, 0),
         ChunkContent::Compressed(data) => (chunk.size, data.blob.clone(), data.skip),
     });
