@@ -6,6 +6,7 @@ mod credentials;
 mod failures;
 mod independent;
 mod power_cuts;
+mod soci;
 mod verified_reads;
 
 use std::collections::BTreeMap;
@@ -152,6 +153,16 @@ fn put_image(registry: &FaultRegistry, layers: &[&Fixture]) -> Reference {
 }
 
 fn put_image_in(registry: &FaultRegistry, repository: &str, layers: &[&Fixture]) -> Reference {
+    put_annotated(registry, repository, layers, &json!({}))
+}
+
+/// Puts an image whose manifest has these annotations.
+fn put_annotated(
+    registry: &FaultRegistry,
+    repository: &str,
+    layers: &[&Fixture],
+    annotations: &serde_json::Value,
+) -> Reference {
     let diff_ids: Vec<String> = layers.iter().map(|layer| digest(&layer.plain)).collect();
     let config = json!({"architecture": "amd64", "os": "linux",
         "rootfs": {"type": "layers", "diff_ids": diff_ids}});
@@ -166,7 +177,7 @@ fn put_image_in(registry: &FaultRegistry, repository: &str, layers: &[&Fixture])
     let manifest = json!({"schemaVersion": 2, "mediaType": MANIFEST,
         "config": {"mediaType": "application/vnd.oci.image.config.v1+json", "size": config.len(),
             "digest": registry.put_blob(config)},
-        "layers": descriptors});
+        "layers": descriptors, "annotations": annotations});
     let name = layers.last().unwrap().name;
     registry.put_manifest(repository, name, MANIFEST, manifest.to_string());
     Reference::parse(&registry.image(&format!("{repository}:{name}"))).unwrap()
