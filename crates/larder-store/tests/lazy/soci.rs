@@ -15,9 +15,7 @@ impl Indexed {
     fn load(name: &'static str) -> Indexed {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/toc");
         let blob = fs_err::read(dir.join(format!("{name}.blob"))).unwrap();
-        let mut plain = Vec::new();
-        flate2::read::MultiGzDecoder::new(&blob[..]).read_to_end(&mut plain).unwrap();
-        let layer = Fixture { name, blob, annotations: serde_json::Map::new(), plain };
+        let layer = Fixture::of_blob(name, blob, serde_json::Map::new());
         Indexed { layer, ztoc: fs_err::read(dir.join(format!("{name}.ztoc"))).unwrap() }
     }
 

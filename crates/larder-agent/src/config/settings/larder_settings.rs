@@ -149,7 +149,7 @@ settings! {
 
     /// Images whose containers may start before all layers are there, as [items of `gc.keep`](#items-of-gckeep) with
     /// `name` or `digest`; empty is none. Takes effect in a daemon with larder's own store, for layers with a table of
-    /// contents (zstd:chunked, eStargz); see [lazy pulls](lazy-pulls.md).
+    /// contents (zstd:chunked, eStargz, SOCI); see [lazy pulls](lazy-pulls.md).
     "pull.lazy.images": SelectorsCodec => lazy.images, Restart;
 
     /// Smaller layers of these images are pulled in full. Compressed size.
