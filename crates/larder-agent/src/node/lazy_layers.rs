@@ -18,8 +18,7 @@ use crate::group_keeper;
 impl Node {
     /// Lets containers read layers before they are complete, and verifies what they read of complete ones, if that is
     /// set. Without selected images and layers of an earlier process that begins when a pod or an image set asks for it.
-    /// `program` keeps the guard of their
-    /// reads while no larder runs. Before anything is mounted.
+    /// `program` keeps the guard of their reads while no larder runs. Before anything is mounted.
     pub(crate) async fn guard_reads(&self, program: &Path) {
         let Some(store) = self.storage.store() else { return };
         let config = self.settings.now();
@@ -27,6 +26,7 @@ impl Node {
             Ok(false) if config.lazy.images.is_empty() && !config.store.verify_reads => {
                 let (program, root) = (program.to_owned(), store.store().root().to_owned());
                 let keeper = move || group_keeper::choose(&program, &root).map(Arc::from);
+                store.puller().use_node_keyring(Arc::clone(self.pulls.manager().credentials()));
                 return store.puller().guard_reads_on_demand(keeper, config.lazy.read_timeout);
             }
             Ok(_) => self.guard(store, program, config.lazy.read_timeout).await,

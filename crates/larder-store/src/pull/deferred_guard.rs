@@ -1,5 +1,5 @@
-//! Guards the reads of incomplete layers from the first pull on that wants an image lazily: where the settings select no
-//! image, nothing has to be kept for them.
+//! Guards the reads of incomplete layers from the first pull on that wants an image lazily: where the settings select
+//! no image, nothing has to be kept for them.
 
 use std::fmt;
 use std::io;
