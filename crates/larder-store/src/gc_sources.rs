@@ -10,7 +10,7 @@ use larder::image_service::{FilesystemError, FsStats, local_disk};
 use larder::reference::LayerId;
 
 use crate::backend::{StoreBackend, backend_error};
-use crate::store::Store;
+use crate::store::{PromisedSpace, Store};
 
 impl StoreBackend {
     /// The layers that containerd's snapshots have, each with the chain ID of the snapshot.
@@ -62,7 +62,8 @@ impl StoreFsStats {
         let store = self.0.clone();
         let measured = tokio::task::spawn_blocking(move || {
             first(&store);
-            local_disk(store.root())
+            let disk = local_disk(store.root());
+            disk.map(|disk| disk.map(|disk| without_promised(disk, &store)))
         });
         match measured.await {
             Ok(Ok(disk)) => Ok(disk.unwrap_or_default()),
@@ -70,6 +71,15 @@ impl StoreFsStats {
             Err(error) => Err(BackendError::caused_by(CallErrorKind::Canceled, error).into()),
         }
     }
+}
+
+/// The filesystem as if incomplete layers took already what they are going to take: removing one gives it back.
+fn without_promised(disk: FsStats, store: &Store) -> FsStats {
+    let promised = store.promised().unwrap_or_else(|error| {
+        tracing::warn!("{}", larder::error_chain(&error));
+        PromisedSpace::default()
+    });
+    FsStats { available: disk.available.saturating_sub(promised.total().bytes), ..disk }
 }
 
 #[async_trait]

@@ -172,6 +172,7 @@ fn store_usage(
         trash: space(usage.trash),
         database: space(usage.database),
         total: space(usage.total()),
+        promised: space(usage.promised),
     };
     api::StoreUsage { images, disk: Some(disk), estimated, new_layers: String::new() }
 }

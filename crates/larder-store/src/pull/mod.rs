@@ -524,7 +524,7 @@ impl StorePuller {
             let need =
                 need.after_download(store.ingested_bytes(&ingests), largest).with(missing_of(&files, &store));
             let running = pulls.running();
-            let free = store.free()?;
+            let free = store.unpromised()?;
             let claimed = running.unused(free);
             let fits = admit(need, claimed.shortfall_to(free), reserve, RemovableSpace::NONE).is_ok();
             Ok::<_, StoreError>((fits.then(|| pulls.claim(need.least, free)), claimed, need))
@@ -543,11 +543,11 @@ impl StorePuller {
             let (now, images) = (ClockReading::now(), unmounted(&store)?);
             let beside = store.reclaimable(ReclaimTrigger::Pressure, &now)?.total();
             // The sizes are only declared: for a pull that can never fit nothing is given up.
-            let most = store.free()? + beside + images;
+            let most = store.unpromised()? + beside + images;
             if admit(need, most, reserve, RemovableSpace::NONE).is_ok() {
                 warn_of(&store.reclaim(ReclaimTrigger::Pressure, &now));
             }
-            let free = store.free()?;
+            let free = store.unpromised()?;
             admit(need, free, reserve, RemovableSpace::Unmounted(images))?;
             Ok(AdmittedPull::Admitted(need, Some(pulls.claim(need.least, free))))
         })

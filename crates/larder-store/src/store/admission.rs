@@ -10,7 +10,7 @@
 //! the image unavailable.
 //!
 //! An admitted pull [claims](PullClaims) its least until it ends: otherwise several that begin at once get the same
-//! space, and all of them fail.
+//! space, and all of them fail. What it leaves for later is [promised](super::PromisedSpace) to it, and is not free.
 
 use std::fmt;
 use std::sync::Arc;

@@ -79,7 +79,7 @@ pub use records::{
 pub use remove::StoreRemoval;
 pub use snapshot_records::{SnapshotKind, SnapshotRecord};
 pub use suspects::Suspect;
-pub use usage::{ImageUsage, StoreUsage};
+pub use usage::{ImageUsage, PromisedSpace, StoreUsage};
 
 /// Beginning of the file `format`; the number follows.
 const TITLE: &str = "larder store";

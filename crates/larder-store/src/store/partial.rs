@@ -189,17 +189,13 @@ impl Store {
         reader: &DbReadTransaction,
         now: &ClockReading,
     ) -> DbResult<Vec<IncompleteLayer>> {
-        let leased = reader.endings(LEASES, &PartialSource::lease_id_start())?;
-        if leased.is_empty() {
+        let records = incomplete_records(reader)?;
+        if records.is_empty() {
             return Ok(Vec::new());
         }
         let filling: HashMap<_, _> = self.filling_layers().into_iter().collect();
         let mut layers = Vec::new();
-        for key in leased {
-            let Some(LayerRecord { key, usage, partial: Some(partial), .. }) = reader.get(LAYERS, &key)?
-            else {
-                continue;
-            };
+        for (LayerRecord { key, usage, .. }, partial) in records {
             let lease: Option<LeaseRecord> = reader.get(LEASES, &PartialSource::lease_id(&key))?;
             let unfilled = FillProgress { total_bytes: usage.bytes, ..FillProgress::default() };
             let progress = filling.get(&key).copied().unwrap_or(unfilled);
@@ -237,6 +233,20 @@ impl Store {
         partial.retain(|layer| layer.present && layer.partial.is_some());
         Ok(partial)
     }
+}
+
+/// The layers of images, mounts and containers that are not complete. Each has a lease.
+pub(super) fn incomplete_records(reader: &DbReadTransaction) -> DbResult<Vec<(LayerRecord, PartialSource)>> {
+    let mut records = Vec::new();
+    for key in reader.endings(LEASES, &PartialSource::lease_id_start())? {
+        let record: Option<LayerRecord> = reader.get(LAYERS, &key)?;
+        if let Some((record, partial)) =
+            record.and_then(|record| record.partial.clone().map(|from| (record, from)))
+        {
+            records.push((record, partial));
+        }
+    }
+    Ok(records)
 }
 
 impl OpenStore {

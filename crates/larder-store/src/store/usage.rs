@@ -12,7 +12,8 @@ use super::db::{DbRead, DbResult, IMAGES, LAYERS, LEASES, META, MOUNTS, USES, lo
 use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::{OpenStore, Store};
 use super::listing::ImageListing;
-use super::records::{LayerKey, LeaseRecord, MountRecord, UnpackRatio};
+use super::partial::incomplete_records;
+use super::records::{LayerKey, LayerRecord, LeaseRecord, MountRecord, PartialSource, UnpackRatio};
 use super::references::ReferencedItem;
 use super::snapshot_records::mountable_layers;
 use crate::disk::{DiskSpace, SizeAccuracy, free_space, measure, measure_one};
@@ -20,8 +21,10 @@ use crate::disk::{DiskSpace, SizeAccuracy, free_space, measure, measure_one};
 /// Disk usage of the store by category, as `larder df` shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StoreUsage {
-    /// Unpacked layers with their indexes, each once.
+    /// Unpacked layers with their indexes, each once; of an incomplete one, what is here.
     pub layers: DiskSpace,
+    /// Space that is promised to incomplete layers, and not used yet: in no other sum.
+    pub promised: DiskSpace,
     /// Of these, layers shared by several images.
     pub shared_layers: DiskSpace,
     /// Manifests and configs, and the copies of image records.
@@ -45,6 +48,22 @@ impl StoreUsage {
     pub fn total(&self) -> DiskSpace {
         let files = self.layers + self.blobs + self.ingest + self.staging + self.trash;
         files + self.mounts + self.extracted + self.database
+    }
+}
+
+/// Space that incomplete layers are going to take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PromisedSpace {
+    /// Their data.
+    pub data: DiskSpace,
+    /// Blobs that the data is unpacked from; they are removed when their layers are complete.
+    pub blobs: DiskSpace,
+}
+
+impl PromisedSpace {
+    /// The sum.
+    pub fn total(&self) -> DiskSpace {
+        self.data + self.blobs
     }
 }
 
@@ -235,8 +254,11 @@ impl Store {
             Ok((layers, shared))
         })?;
         let measured = |path| measure(path).context(doing);
+        let promised = self.promised()?;
+        let whole = layers.iter().map(|layer| layer.usage).sum::<DiskSpace>() + uncommitted;
         Ok(StoreUsage {
-            layers: layers.iter().map(|layer| layer.usage).sum::<DiskSpace>() + uncommitted,
+            layers: promised.data.shortfall_to(whole),
+            promised: promised.total(),
             shared_layers,
             blobs: measured(&layout.blobs())? + measured(&layout.images())?,
             ingest: measured(&layout.ingests())?,
@@ -288,6 +310,26 @@ impl Store {
             })?;
             Ok(images)
         })
+    }
+
+    /// Space that the rest of incomplete layers takes. Each layer counts from the commit of its image on; before that,
+    /// the pull claims it.
+    pub fn promised(&self) -> Result<PromisedSpace, StoreError> {
+        let mut promised = PromisedSpace::default();
+        let layers = self.0.db.read("list incomplete layers", incomplete_records)?;
+        for (LayerRecord { key, usage, .. }, PartialSource { blob, .. }) in layers {
+            let fetched = self.ingested_bytes([&blob.ingest_id()]);
+            promised.data.bytes += usage.bytes.saturating_sub(taken(&self.0.layout.layer(&key)).bytes);
+            promised.blobs.bytes += blob.size().saturating_sub(fetched);
+        }
+        Ok(promised)
+    }
+
+    /// Free space of the store's filesystem without what is promised to incomplete layers.
+    pub fn unpromised(&self) -> Result<DiskSpace, StoreError> {
+        // What is written in between counts twice, and not as free.
+        let (promised, free) = (self.promised()?, self.free()?);
+        Ok(promised.total().shortfall_to(free))
     }
 
     /// Free space of the store's filesystem, for unprivileged users.

@@ -20,13 +20,16 @@ use larder::gc::{ClockReading, ReclaimTrigger};
 use larder::reference::Reference;
 use larder::retention::Selector;
 use larder_registry::{RegistryClient, RegistryConfig};
+use larder_store::disk::DiskSpace;
 use larder_store::export::{ExportError, ExportRequest};
 use larder_store::fsck::FsckOptions;
 use larder_store::lazy::{FetchPurpose, FillObserver, GroupKeeper, KeptGroup, ReadEnd};
 use larder_store::mounts::{MountError, MountOptions};
 use larder_store::pull::{GuardedBefore, LazyPulls, PullError, StorePullConfig, StorePuller};
 use larder_store::snapshots::NewSnapshot;
-use larder_store::store::{ImageRecord, RemoveOptions, Store, StoreConfig, Suspect};
+use larder_store::store::{
+    ImageRecord, PromisedSpace, RemoveOptions, Store, StoreConfig, StoreError, Suspect,
+};
 use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use larder_testkit::chunked_layer::{ChunkedFormat, ChunkedLayer};
 use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, ResponseFault, digest};
@@ -584,6 +587,69 @@ async fn requests_waits_and_the_source_of_missing_data_are_known() {
     assert!(!problem.reason.is_empty() && problem.retry_in.is_some(), "{problem:?}");
     registry.clear_faults();
     node.complete(&image).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn space_is_promised_to_an_incomplete_image_until_it_is_complete() {
+    let size = 64 << 20;
+    let Some(node) = LazyNode::new().await else { return };
+    let (registry, small) = (FaultRegistry::start(), Fixture::made("small", &two_files(1)));
+    let large = TarBuilder::new().with(TarBuilderEntry::file("large", vec![7; 64 << 20])).finish();
+    let large = ChunkedLayer::new(&large, ChunkedFormat::ZstdChunked, 4 << 20);
+    let annotations = large.annotations.into_iter().map(|(key, value)| (key, value.into())).collect();
+    let large = Fixture { name: "large", blob: large.blob, annotations, plain: large.archive };
+    let (image, small) = (large.put(&registry), small.put(&registry));
+    assert_eq!(node.store().promised().unwrap(), PromisedSpace::default());
+    hold_background(&registry, &large);
+    let pulled = node.pull(&image).await;
+    let usage = node.store().usage().unwrap();
+    assert!(usage.promised.bytes > size - size / 8 && usage.layers.bytes < size / 2, "{usage:?}");
+    let [free, unpromised] = [node.store().free(), node.store().unpromised()].map(|free| free.unwrap().bytes);
+    assert!(free - unpromised > size / 2, "{free} {unpromised}");
+    // Half of what is promised would be enough for the other image.
+    let reserve = DiskSpace { bytes: free - size / 2, inodes: 0 };
+    let config = StorePullConfig { reserve, ..StorePullConfig::default() };
+    let client = RegistryClient::new(RegistryConfig::default());
+    let other = StorePuller::new(node.store().clone(), client, config);
+    let refused = other.pull(&small, None, &ProgressReporter::unwatched()).await;
+    assert!(matches!(refused, Err(PullError::InsufficientSpace(_))), "{refused:?}");
+    registry.clear_faults();
+    node.complete(&image).await;
+    assert_eq!(node.store().promised().unwrap(), PromisedSpace::default());
+    assert!(node.store().usage().unwrap().layers.bytes >= size);
+    drop(pulled);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_layers_of_a_removed_image_are_filled_while_it_is_mounted() {
+    let Some(node) = LazyNode::new().await else { return };
+    let (registry, fixture) = (FaultRegistry::start(), Fixture::made("app", &two_files(1)));
+    let image = fixture.put(&registry);
+    hold_background(&registry, &fixture);
+    let pulled = node.pull(&image).await;
+    let mounted = node.mount(&pulled, "app");
+    let remove = |force| {
+        let options = RemoveOptions { force, ..RemoveOptions::default() };
+        node.store().remove(pulled.id.as_str(), &options)
+    };
+    assert!(matches!(remove(false), Err(StoreError::Mounted { .. })));
+    let removed = remove(true).unwrap().unwrap();
+    assert_eq!((removed.layers, removed.freed.bytes < 50_000), (Vec::new(), true), "the mount has its layer");
+    assert_eq!(node.store().filling_layers().len(), 1, "its data still comes");
+    for (path, content) in fixture.files() {
+        assert!(mounted.read(&path).await.unwrap() == content, "{}", path.display());
+    }
+    drop(mounted);
+    let reclaimed = async {
+        while !node.store().filling_layers().is_empty() {
+            node.store().reclaim(ReclaimTrigger::Request, &ClockReading::now());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(LONGEST_WAIT, reclaimed).await.expect("without its mount it goes");
+    assert_eq!(node.store().incomplete_layers(&ClockReading::now()).unwrap(), []);
+    assert_eq!(node.store().leases(&ClockReading::now()).unwrap(), []);
+    assert!(node.store().layer(&pulled.layers[0].key).unwrap().is_none());
 }
 
 #[tokio::test(flavor = "multi_thread")]

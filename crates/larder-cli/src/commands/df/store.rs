@@ -55,6 +55,8 @@ pub(super) fn disk_table(disk: &StoreDiskUsage, estimated: bool, wide: bool) -> 
         }
     }
     shown.extend([("database and other files", Some(rest)), ("total", disk.total)]);
+    let promised = disk.promised.filter(|space| space.size_bytes > 0);
+    shown.extend(promised.map(|space| ("promised to incomplete layers", Some(space))));
     let mut table = TextTable::new(["DISK", "SIZE", "INODES"]);
     for (name, space) in shown {
         let space = space.unwrap_or_default();
@@ -65,4 +67,22 @@ pub(super) fn disk_table(disk: &StoreDiskUsage, estimated: bool, wide: bool) -> 
 
 fn is_empty_directory(space: DiskSpace) -> bool {
     space.inodes <= 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn promised_space_has_a_row_only_where_there_is_some() {
+        let space = |size_bytes| Some(DiskSpace { size_bytes, inodes: 2 });
+        let shown = |promised| {
+            let disk = StoreDiskUsage { total: space(5_000_000), promised, ..StoreDiskUsage::default() };
+            disk_table(&disk, false, false).to_string()
+        };
+        assert!(!shown(None).contains("promised") && !shown(space(0)).contains("promised"));
+        let table = shown(space(1_300_000_000));
+        let row = table.lines().last().unwrap_or_default();
+        assert!(row.starts_with("promised to incomplete layers") && row.contains("1.3GB"), "{table}");
+    }
 }

@@ -64,7 +64,7 @@ impl Spool {
         }
         self.since_look = 0;
         let need = SpaceEstimate { likely: still, least: still };
-        Ok(admit(need, self.store.free()?, self.reserve, RemovableSpace::NONE)?)
+        Ok(admit(need, self.store.unpromised()?, self.reserve, RemovableSpace::NONE)?)
     }
 }
 
