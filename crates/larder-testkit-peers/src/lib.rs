@@ -14,8 +14,8 @@
 //! [`fake_cri`] is a scripted container runtime and [`wire`] a bare client of one; [`faulty_disk`] fails or loses power
 //! below the store, [`loop_disk`] mounts a small filesystem of any kind, [`cut_disk`] cuts its power, and
 //! [`overbooked_disk`] loses what is written to it; [`fixtures`] puts each backend through
-//! `larder_testkit::backend_suite`; [`tree_listing`] compares what programs unpack; [`fuzz`] feeds what strangers send to
-//! the code that reads it.
+//! `larder_testkit::backend_suite`; [`tree_listing`] compares what programs unpack; [`fuzz`] feeds what strangers send
+//! to the code that reads it.
 
 pub mod containerd;
 pub mod cut_disk;

@@ -17,8 +17,8 @@ use crate::group_keeper;
 
 impl Node {
     /// Lets containers read layers before they are complete, and verifies what they read of complete ones, if that is
-    /// set. Without selected images and layers of an earlier process that begins when a pod or an image set asks for it.
-    /// `program` keeps the guard of their reads while no larder runs. Before anything is mounted.
+    /// set. Without selected images and layers of an earlier process, that begins when a pod or an image set asks for
+    /// it. `program` keeps the guard of their reads while no larder runs. Before anything is mounted.
     pub(crate) async fn guard_reads(&self, program: &Path) {
         let Some(store) = self.storage.store() else { return };
         let config = self.settings.now();

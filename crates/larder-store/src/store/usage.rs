@@ -320,7 +320,7 @@ impl Store {
         for (LayerRecord { key, usage, .. }, PartialSource { blob, .. }) in layers {
             let fetched = self.ingested_bytes([&blob.ingest_id()]);
             promised.data.bytes += usage.bytes.saturating_sub(taken(&self.0.layout.layer(&key)).bytes);
-            promised.blobs.bytes += blob.size().saturating_sub(fetched);
+            promised.blobs.bytes += blob.size.saturating_sub(fetched);
         }
         Ok(promised)
     }
