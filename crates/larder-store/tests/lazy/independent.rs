@@ -32,10 +32,20 @@ impl Fixture {
 async fn compare(node: &LazyNode, name: &str, layers: &[Fixture], known: &[&str]) {
     let registry = FaultRegistry::start();
     let image = put_image(&registry, &layers.iter().collect::<Vec<_>>());
+    compare_image(node, name, (&registry, &image), layers, known).await;
+}
+
+async fn compare_image(
+    node: &LazyNode,
+    name: &str,
+    (registry, image): (&FaultRegistry, &Reference),
+    layers: &[Fixture],
+    known: &[&str],
+) {
     for layer in layers {
-        hold_background(&registry, layer);
+        hold_background(registry, layer);
     }
-    let pulled = node.pull(&image).await;
+    let pulled = node.pull(image).await;
     assert!(node.is_partial(&pulled), "{name} is not pulled lazily");
     let mounted = node.mount(&pulled, name);
     let some = layers.last().unwrap().files().into_iter().take(3);
@@ -43,7 +53,7 @@ async fn compare(node: &LazyNode, name: &str, layers: &[Fixture], known: &[&str]
         assert!(mounted.read(&path).await.unwrap() == content, "{name}: {}", path.display());
     }
     registry.clear_faults();
-    node.complete(&image).await;
+    node.complete(image).await;
     let dir = tempfile::tempdir().unwrap();
     let (layout, bundle) = (dir.path().join("layout"), dir.path().join("bundle"));
     let archives = layers.iter().map(|layer| LayerFiles::archive(layer.plain.clone()));
@@ -66,6 +76,13 @@ async fn complete_trees_of_independent_writers_equal_umoci() {
     for name in FIXTURES {
         // umoci makes no directory for whiteouts alone.
         compare(&node, name, &[Fixture::load(name)], &["opt"]).await;
+    }
+    for name in soci::FIXTURES {
+        // Both have the same archive.
+        let Some(node) = LazyNode::new().await else { return };
+        let (registry, indexed) = (FaultRegistry::start(), soci::Indexed::load(name));
+        let image = indexed.put(&registry);
+        compare_image(&node, name, (&registry, &image), &[indexed.layer], &["opt"]).await;
     }
     let Some(more) = std::env::var_os("LARDER_LAZY_IMAGES") else { return };
     for layout in fs_err::read_dir(PathBuf::from(more)).unwrap() {

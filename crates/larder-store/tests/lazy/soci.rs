@@ -2,17 +2,17 @@
 
 use super::*;
 
-const FIXTURES: [&str; 2] = ["soci", "soci-members"];
+pub(super) const FIXTURES: [&str; 2] = ["soci", "soci-members"];
 const INDEX: &str = "application/vnd.amazon.soci.index.v2+json";
 
 /// A layer, and the table of contents beside it.
-struct Indexed {
-    layer: Fixture,
+pub(super) struct Indexed {
+    pub(super) layer: Fixture,
     ztoc: Vec<u8>,
 }
 
 impl Indexed {
-    fn load(name: &'static str) -> Indexed {
+    pub(super) fn load(name: &'static str) -> Indexed {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/toc");
         let blob = fs_err::read(dir.join(format!("{name}.blob"))).unwrap();
         let layer = Fixture::of_blob(name, blob, serde_json::Map::new());
@@ -26,7 +26,7 @@ impl Indexed {
         put_annotated(registry, "lazy/app", &layers, &json!({"com.amazon.soci.index-digest": index}))
     }
 
-    fn put(&self, registry: &FaultRegistry) -> Reference {
+    pub(super) fn put(&self, registry: &FaultRegistry) -> Reference {
         self.put_on(registry, &[])
     }
 
