@@ -364,7 +364,14 @@ class Larder:
             connection.connect(str(self.root / 'group.sock'))
             return struct.unpack('3i', connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
 
+    def kill_holders(self):
+        """Kills that process and its twin, which would take its place."""
+        holder = self.holder()
+        os.kill(holder, signal.SIGSTOP)
+        for process in (*Path(f'/proc/{holder}/task/{holder}/children').read_text().split(), holder):
+            os.kill(int(process), signal.SIGKILL)
+
     def stop(self):
         self.server.stop()
         with contextlib.suppress(OSError):  # none, if no layer is incomplete
-            os.kill(self.holder(), signal.SIGKILL)
+            self.kill_holders()

@@ -1,9 +1,13 @@
-//! A process that does nothing but hold the descriptors of a group.
+//! Two processes that do nothing but hold the descriptors of a group.
 //!
 //! ```text
 //! larder serve -> larder hold-group ROOT    standard input: a socket, over which the descriptors come, once
 //! larder serve -> ROOT/group.sock           one byte a connection: check, take, end
+//! hold-group   -> its twin                  the same program, also with the socket that listens
 //! ```
+//!
+//! The twin takes the place of the first process when that is killed, and starts another twin: a kill of larder and of
+//! the process that answers it loses nothing. Connections wait meanwhile, since both have the socket that listens.
 //!
 //! The process has a session of its own, and leaves the control group of the service that started it: neither a kill
 //! of the daemon's process group nor the end of its service ends it. Where a container ends, it ends, too.
@@ -17,6 +21,7 @@ use std::time::Duration;
 
 use larder_store::lazy::{GroupKeeper, KeptGroup};
 use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -26,6 +31,12 @@ use super::{receive, send};
 const COMMAND: &str = "hold-group";
 /// Name of the socket, in the root of the store.
 const SOCKET: &str = "group.sock";
+
+/// Time from the end of a twin to the start of the next one: it may be a program that ends at once.
+const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+
+/// Connections that wait, at most.
+const QUEUE: i32 = 16;
 
 /// How long an answer may take; it takes less than a millisecond.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -82,18 +93,15 @@ impl GroupKeeper for HolderProcess {
 
     fn keep(&self, kept: &KeptGroup) -> io::Result<()> {
         if self.ask(CHECK)?.is_some() {
+            // If it was killed, its twin has answered.
+            if let Some(child) = &mut *self.child.lock() {
+                child.try_wait()?;
+            }
             return Ok(());
         }
-        let (mut ours, theirs) = UnixStream::pair()?;
-        let mut child = Command::new(&self.program)
-            .arg(COMMAND)
-            .arg(&self.root)
-            .env_clear()
-            .current_dir("/")
-            .stdin(OwnedFd::from(theirs))
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()?;
+        let mut command = Command::new(&self.program);
+        command.arg(COMMAND).arg(&self.root).env_clear().current_dir("/");
+        let (mut ours, mut child) = start(command)?;
         let ready = (|| {
             ours.set_read_timeout(Some(TIMEOUT))?;
             send(&ours, &[DONE], &[kept.group.as_fd(), kept.journal.as_fd()])?;
@@ -127,6 +135,13 @@ impl GroupKeeper for HolderProcess {
         }
         Ok(())
     }
+}
+
+/// Starts a process whose standard input is the other end of a socket.
+fn start(mut command: Command) -> io::Result<(UnixStream, Child)> {
+    let (ours, theirs) = UnixStream::pair()?;
+    command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::null());
+    Ok((ours, command.spawn()?))
 }
 
 fn pair(descriptors: Vec<OwnedFd>) -> Option<KeptGroup> {
@@ -171,7 +186,7 @@ impl SocketPath {
         // Linux gives the path the mode of the socket.
         rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
         rustix::net::bind(&socket, &SocketAddrUnix::new(self.short())?)?;
-        rustix::net::listen(&socket, 16)?;
+        rustix::net::listen(&socket, QUEUE)?;
         Ok(UnixListener::from(socket))
     }
 
@@ -199,22 +214,34 @@ pub fn hold_if_asked() -> Option<ExitCode> {
 
 fn hold(root: &Path) -> io::Result<()> {
     let mut starter = UnixStream::from(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?);
-    let (_, descriptors) = receive(&starter, &mut [0])?;
+    rustix::stdio::dup2_stdin(fs_err::File::open("/dev/null")?)?;
+    let (_, mut descriptors) = receive(&starter, &mut [0])?;
+    let listener = if descriptors.len() > 2 { descriptors.pop() } else { None };
     let kept = pair(descriptors).ok_or(io::ErrorKind::InvalidInput)?;
+    let socket = SocketPath::new(root)?;
+    if let Some(listener) = listener {
+        // The twin: it is told to end, or the first process was killed.
+        if starter.read(&mut [0])? == 1 {
+            return Ok(());
+        }
+        // It names this process to clients from now on.
+        rustix::net::listen(&listener, QUEUE)?;
+        return Holder { listener: listener.into(), socket, kept }.answer();
+    }
     let prepared = (|| {
         rustix::process::setsid()?;
         // At best: it is small, and the kernel has better choices.
         let _ = fs_err::write("/proc/self/oom_score_adj", "-1000");
         leave_service()?;
-        rustix::stdio::dup2_stdin(fs_err::File::open("/dev/null")?)?;
-        let socket = SocketPath::new(root)?;
-        Ok((socket.listen()?, socket))
+        socket.listen()
     })();
     match prepared {
-        Ok((listener, socket)) => {
+        Ok(listener) => {
+            let holder = Holder { listener, socket, kept };
+            let twin = holder.start_twin();
             starter.write_all(&[DONE])?;
             drop(starter);
-            answer(&listener, &socket, &kept)
+            holder.answer_beside(twin.ok())
         }
         Err(error) => {
             let error: io::Error = error;
@@ -224,29 +251,80 @@ fn hold(root: &Path) -> io::Result<()> {
     }
 }
 
-/// Answers until it is told to end.
-fn answer(listener: &UnixListener, socket: &SocketPath, kept: &KeptGroup) -> io::Result<()> {
-    loop {
-        let Ok((mut stream, _)) = listener.accept() else { continue };
+/// The process that answers.
+struct Holder {
+    listener: UnixListener,
+    socket: SocketPath,
+    kept: KeptGroup,
+}
+
+impl Holder {
+    /// Starts the process that takes the place of this one.
+    fn start_twin(&self) -> io::Result<(UnixStream, Child)> {
+        // Also if the file of the program was replaced.
+        let mut command = Command::new("/proc/self/exe");
+        command.args(std::env::args_os().skip(1));
+        let (stream, child) = start(command)?;
+        let descriptors = [self.kept.group.as_fd(), self.kept.journal.as_fd(), self.listener.as_fd()];
+        send(&stream, &[DONE], &descriptors)?;
+        Ok((stream, child))
+    }
+
+    fn answer(self) -> io::Result<()> {
+        let twin = self.start_twin().ok();
+        self.answer_beside(twin)
+    }
+
+    /// Answers until it is told to end. Without a twin it is one process, which answers as well.
+    fn answer_beside(self, mut twin: Option<(UnixStream, Child)>) -> io::Result<()> {
+        loop {
+            let mut polled = vec![PollFd::new(&self.listener, PollFlags::IN)];
+            polled.extend(twin.iter().map(|(stream, _)| PollFd::new(stream, PollFlags::HUP)));
+            if poll(&mut polled, None).is_err() {
+                continue;
+            }
+            let is_asked = !polled[0].revents().is_empty();
+            let is_alone = polled.get(1).is_some_and(|twin| !twin.revents().is_empty());
+            if is_alone && let Some((_, mut killed)) = twin.take() {
+                let _ = killed.wait();
+                let _ = poll(&mut [], Some(&PAUSE));
+            }
+            if twin.is_none() {
+                twin = self.start_twin().ok();
+            }
+            if is_asked && self.answer_one(&mut twin)? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Answers one connection; true if it was told to end.
+    fn answer_one(&self, twin: &mut Option<(UnixStream, Child)>) -> io::Result<bool> {
+        let Ok((mut stream, _)) = self.listener.accept() else { return Ok(false) };
         let mut request = [0];
         // A client that says nothing, or has gone, has nothing to do with the next one.
         if stream.set_read_timeout(Some(TIMEOUT)).and_then(|()| stream.read_exact(&mut request)).is_err() {
-            continue;
+            return Ok(false);
         }
         match request {
             [TAKE] => {
-                let _ = send(&stream, &[DONE], &[kept.group.as_fd(), kept.journal.as_fd()]);
+                let _ = send(&stream, &[DONE], &[self.kept.group.as_fd(), self.kept.journal.as_fd()]);
             }
             [END] => {
                 // Before the answer: after it, another one may have made its socket.
-                socket.remove()?;
+                self.socket.remove()?;
+                if let Some((mut stream, mut child)) = twin.take() {
+                    let _ = stream.write_all(&[END]);
+                    let _ = child.wait();
+                }
                 let _ = stream.write_all(&[DONE]);
-                return Ok(());
+                return Ok(true);
             }
             _ => {
                 let _ = stream.write_all(&[DONE]);
             }
         }
+        Ok(false)
     }
 }
 
@@ -346,6 +424,18 @@ mod tests {
         rustix::net::sockopt::socket_peercred(&stream).unwrap().pid
     }
 
+    /// Processes that a thread of this one has started and that have not ended.
+    fn children(of: Pid) -> Vec<Pid> {
+        let threads = fs_err::read_dir(format!("/proc/{}/task", of.as_raw_pid())).into_iter().flatten();
+        let lists =
+            threads.filter_map(|thread| fs_err::read_to_string(thread.ok()?.path().join("children")).ok());
+        let children = |list: String| {
+            let pids: Vec<Pid> = list.split(' ').filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect();
+            pids
+        };
+        lists.flat_map(children).collect()
+    }
+
     #[test]
     fn the_process_outlives_a_kill_of_its_starter() {
         if let Some(root) = std::env::var_os(HOLD) {
@@ -392,10 +482,21 @@ mod tests {
         assert_eq!(rustix::process::getsid(Some(first)).unwrap(), first);
 
         kill_process(first, Signal::KILL).unwrap();
-        wait_until("it has ended", || holder.take().unwrap().is_none());
+        wait_until("its twin answers", || pid(&root) != first);
+        assert_kept(&holder);
+        let twins = || children(pid(&root));
+        wait_until("there is another twin", || twins().len() == 1);
+        kill_process(twins()[0], Signal::KILL).unwrap();
+        wait_until("there is a third one", || twins().len() == 1);
+        assert_kept(&holder);
+
+        let (second, twin) = (pid(&root), twins()[0]);
+        for (process, signal) in [(second, Signal::STOP), (twin, Signal::KILL), (second, Signal::KILL)] {
+            kill_process(process, signal).unwrap();
+        }
+        wait_until("both have ended", || holder.take().unwrap().is_none());
         holder.keep(&some_group()).unwrap();
         assert_kept(&holder);
-        assert_ne!(pid(&root), first, "another one in place of the killed one");
 
         holder.release().unwrap();
         assert!(holder.take().unwrap().is_none() && !socket.exists());
