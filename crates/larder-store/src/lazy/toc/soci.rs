@@ -43,6 +43,8 @@ const GZIP: u8 = 1;
 const CHECKPOINTS_HEADER: usize = 12;
 /// Bytes of a checkpoint: offsets in the blob and in the archive, bits, window.
 const CHECKPOINT: usize = 8 + 8 + 1 + WINDOW;
+/// Bytes of the header of a blob, at most: it is in memory while it is read.
+const MAX_HEADER: u64 = 4 << 10;
 /// Plain bytes of a span, at most, and half as many as it has compressed: a read waits for it, and it is in memory.
 const MAX_SPAN: u64 = 16 << 20;
 /// Extended attributes: names and values.
@@ -179,7 +181,7 @@ fn read_spans(
         let (blob_end, plain_end) =
             at(number + 1).map_or((blob_size, archive_size), |(blob, plain, ..)| (blob, plain));
         let has_place = blob < blob_end && blob_end <= blob_size && plain <= plain_end && blob > 0;
-        if !has_place || bits > 7 || (number == 0 && (plain > 0 || bits > 0)) {
+        if !has_place || bits > 7 || (number == 0 && (plain > 0 || bits > 0 || blob > MAX_HEADER)) {
             return Err(refuse("it is not between the others"));
         }
         let blob = blob - u64::from(bits > 0)..blob_end;
@@ -330,19 +332,19 @@ mod tests {
         assert!(matches!(refused, Err(TocError::Limit { what: "bytes of file content", .. })), "{refused:?}");
     }
 
-    /// Reads a ztoc with other bytes in its second checkpoint.
-    fn with_checkpoint(at: usize, bytes: &[u8]) -> Result<TableOfContents, TocError> {
+    /// Reads a ztoc with other bytes in a checkpoint.
+    fn with_checkpoint(number: usize, at: usize, bytes: &[u8]) -> Result<TableOfContents, TocError> {
         let (mut ztoc, size) = ztoc();
         let header = [2_u32.to_le_bytes().as_slice(), &250_000_u64.to_le_bytes()].concat();
         let start = ztoc.windows(header.len()).position(|part| part == header).unwrap();
-        let place = start + CHECKPOINTS_HEADER + CHECKPOINT + at;
+        let place = start + CHECKPOINTS_HEADER + number * CHECKPOINT + at;
         ztoc[place..place + bytes.len()].copy_from_slice(bytes);
         read_ztoc(&ztoc, size, &UnpackLimits::default())
     }
 
     #[test]
     fn spans_that_cannot_be_are_refused() {
-        assert!(with_checkpoint(0, &[]).is_ok());
+        assert!(with_checkpoint(1, 0, &[]).is_ok());
         for (at, bytes) in [
             (0, u64::MAX.to_le_bytes().as_slice()),
             (0, &0_u64.to_le_bytes()),
@@ -351,9 +353,11 @@ mod tests {
             (8, &(1_u64 << 40).to_le_bytes()),
             (16, &[8]),
         ] {
-            let refused = with_checkpoint(at, bytes);
+            let refused = with_checkpoint(1, at, bytes);
             assert!(matches!(refused, Err(TocError::Span { .. })), "{at}, {bytes:?}: {refused:?}");
         }
+        let long_header = with_checkpoint(0, 0, &(MAX_HEADER + 1).to_le_bytes());
+        assert!(matches!(long_header, Err(TocError::Span { number: 0, .. })), "{long_header:?}");
     }
 
     proptest! {
