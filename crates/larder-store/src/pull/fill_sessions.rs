@@ -42,7 +42,12 @@ impl NodeCredentials {
         let found = keyring.lookup(&ImageName::from(name.to_string().as_str()), &[], &Pod::default()).await;
         match found {
             Ok(found) if !found.is_empty() => found.into_iter().map(Some).collect(),
-            _ => vec![None],
+            Ok(_) => vec![None],
+            Err(error) => {
+                let error = larder::error_chain(&error);
+                tracing::warn!(image = %name, error, "cannot look up the node's credentials for an image");
+                vec![None]
+            }
         }
     }
 }
@@ -172,17 +177,21 @@ impl FillSessions {
         Ok(false)
     }
 
-    /// Goes on with a session. False if the registry refuses it.
+    /// Goes on with a session, unless the registry refuses it: the one in use may be accepted the next time.
     async fn is_accepted(&self, session: RepositorySession) -> bool {
         let probed = fetch_range(&session, &self.blob, 0..1.min(self.blob.size)).await;
-        let is_denied = probed.is_err_and(|error| PullError::from(error).is_denied());
+        let (is_answered, error) = (probed.is_ok(), probed.err().map(PullError::from));
         let mut state = self.state();
+        if error.is_some_and(|error| error.is_denied()) {
+            state.current.get_or_insert(session);
+            return false;
+        }
         state.current = Some(session);
-        if !is_denied {
-            state.number += 1;
+        state.number += 1;
+        if is_answered {
             state.refused = None;
         }
-        !is_denied
+        true
     }
 
     fn offer(&self, session: RepositorySession) {

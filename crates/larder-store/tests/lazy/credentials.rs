@@ -93,6 +93,20 @@ async fn a_credential_that_ends_is_replaced_by_one_of_the_node() {
     assert!(!node.is_partial(&pulled));
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_credential_of_a_pull_that_is_refused_for_a_while_is_used_again() {
+    let Some(node) = LazyNode::new().await else { return };
+    let (registry, fixture) = (FaultRegistry::start(), Fixture::made("app", &two_files(1)));
+    node.puller.use_node_keyring(keyring(&registry, "wrong"));
+    let (_, pulled) = pull_private(&node, &registry, &fixture).await;
+    registry.require(basic("meanwhile"));
+    registry.clear_faults();
+    wait_until(|| !node.puller.refused_fills().is_empty()).await;
+    registry.require(basic("first"));
+    node.wait_until_filled().await;
+    assert!(!node.is_partial(&pulled));
+}
+
 #[test]
 fn a_fill_goes_on_after_a_restart_with_a_credential_of_the_node() {
     let (registry, fixture) = (FaultRegistry::start(), Fixture::made("app", &two_files(1)));
