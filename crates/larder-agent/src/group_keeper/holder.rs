@@ -312,11 +312,13 @@ impl Holder {
             }
             [END] => {
                 // Before the answer: after it, another one may have made its socket.
-                self.socket.remove()?;
+                let removed = self.socket.remove();
+                // Or it would take the place of this process.
                 if let Some((mut stream, mut child)) = twin.take() {
                     let _ = stream.write_all(&[END]);
                     let _ = child.wait();
                 }
+                removed?;
                 let _ = stream.write_all(&[DONE]);
                 return Ok(true);
             }
