@@ -68,7 +68,8 @@ impl ImageFill {
         let mut text = if hosts.is_empty() { String::new() } else { format!("from {}", hosts.join(", ")) };
         match (&self.problem, self.bytes_per_second) {
             (Some(FillProblem { reason, retry_in }), _) => {
-                text = format!("{text}: {reason}");
+                text += if text.is_empty() { "once the registry sends it: " } else { ": " };
+                text += reason;
                 if let Some(retry_in) = retry_in {
                     let _ = write!(text, "; next attempt in {}s", retry_in.as_secs());
                 }

@@ -110,7 +110,10 @@ async fn lazy_pulls(storage: &Storage, config: &Config) -> Option<api::LazyPullS
     let is_selected = !config.lazy.images.is_empty();
     let unguarded = storage.unguarded().map(str::to_owned);
     let asked = spawn_blocking(move || {
-        let layers = store.incomplete_layers(&ClockReading::now()).unwrap_or_default();
+        let layers = store.incomplete_layers(&ClockReading::now()).unwrap_or_else(|error| {
+            tracing::warn!(error = error_chain(&error), "cannot list incomplete layers");
+            Vec::new()
+        });
         if !is_selected && layers.is_empty() {
             return None;
         }

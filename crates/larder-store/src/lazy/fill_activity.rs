@@ -86,7 +86,8 @@ impl FillActivity {
 
     /// Records that data has come.
     pub(crate) fn note_data(&self) {
-        self.0.lock().failure = None;
+        let mut state = self.0.lock();
+        (state.wait, state.failure) = (None, None);
     }
 
     /// Records a failure; the next attempt begins at `retry`.

@@ -193,6 +193,12 @@ impl PartialLayer {
         self.state().filled[number]
     }
 
+    /// The layer whose containers have started before.
+    pub(crate) fn started(self) -> PartialLayer {
+        self.state().start.end();
+        self
+    }
+
     /// Name of a chunk in records of starts; `None` if it is not fetched.
     pub(crate) fn chunk_name(&self, number: usize) -> Option<ChunkName> {
         match &self.chunk(number).chunk.content {
@@ -349,9 +355,16 @@ impl PartialLayer {
     /// Notes that the disk may have lost what was written: each chunk is read from it, or written again.
     pub(crate) fn forget_filled(&self) {
         let mut state = self.state();
-        state.filled.fill(false);
-        state.requested.fill(false);
-        state.filled_bytes = 0;
+        let PartialState { filled, requested, filled_bytes, waiting, .. } = &mut *state;
+        filled.fill(false);
+        requested.fill(false);
+        *filled_bytes = 0;
+        // A read may wait for another chunk, and need those again that were there.
+        for chunk in waiting.iter().flat_map(|read| read.chunks.clone()) {
+            if !std::mem::replace(&mut requested[chunk], true) {
+                let _ = self.demand.send(chunk);
+            }
+        }
     }
 
     /// Whether the file has the bytes of a chunk, by their digest.

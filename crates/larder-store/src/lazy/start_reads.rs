@@ -63,6 +63,7 @@ impl StartReads {
 #[derive(Debug, Default)]
 pub(super) struct StartRecorder {
     began: Option<Instant>,
+    has_ended: bool,
     /// In the order of the reads.
     chunks: Vec<usize>,
 }
@@ -84,7 +85,12 @@ impl StartRecorder {
 
     /// Whether reads are no longer those of a start.
     pub(super) fn is_over(&self, now: Instant) -> bool {
-        self.began.is_some_and(|began| now.duration_since(began) >= START)
+        self.has_ended || self.began.is_some_and(|began| now.duration_since(began) >= START)
+    }
+
+    /// Ends the start: what is read from now on is no part of it.
+    pub(super) fn end(&mut self) {
+        self.has_ended = true;
     }
 
     /// Takes what was noted.
@@ -136,5 +142,8 @@ mod tests {
         assert!(!recorder.note(9..10, now + START));
         assert!(!recorder.is_over(now + START / 2) && recorder.is_over(now + START));
         assert_eq!(recorder.take(), [5, 6, 2, 3, 4]);
+        let mut resumed = StartRecorder::default();
+        resumed.end();
+        assert!(!resumed.note(5..7, now) && resumed.is_over(now) && resumed.take().is_empty());
     }
 }

@@ -3,26 +3,31 @@
 
 use std::fmt;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use tokio::sync::OnceCell;
+use futures_util::FutureExt as _;
+use futures_util::future::{BoxFuture, Shared};
 
 use super::StorePuller;
+use super::error::PullError;
+use super::pull_workers::blocking;
 use crate::lazy::GroupKeeper;
+use crate::store::error::StoreErrorContext as _;
 
-type ChooseKeeper = Box<dyn Fn() -> io::Result<Arc<dyn GroupKeeper>> + Send + Sync>;
+type ChooseKeeper = Arc<dyn Fn() -> io::Result<Arc<dyn GroupKeeper>> + Send + Sync>;
 
 /// The guard of a store that has no incomplete layer.
 pub(super) struct DeferredGuard {
     keeper: ChooseKeeper,
     longest_wait: Duration,
-    opened: OnceCell<()>,
+    /// Goes on if the pull that began it is dropped: there is one group of events.
+    opened: OnceLock<Shared<BoxFuture<'static, ()>>>,
 }
 
 impl fmt::Debug for DeferredGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeferredGuard").field("opened", &self.opened.initialized()).finish_non_exhaustive()
+        f.debug_struct("DeferredGuard").field("begun", &self.opened.get().is_some()).finish_non_exhaustive()
     }
 }
 
@@ -34,7 +39,7 @@ impl StorePuller {
         keeper: impl Fn() -> io::Result<Arc<dyn GroupKeeper>> + Send + Sync + 'static,
         longest_wait: Duration,
     ) {
-        let guard = DeferredGuard { keeper: Box::new(keeper), longest_wait, opened: OnceCell::new() };
+        let guard = DeferredGuard { keeper: Arc::new(keeper), longest_wait, opened: OnceLock::new() };
         let _ = self.deferred_guard.set(guard);
     }
 }
@@ -42,21 +47,24 @@ impl StorePuller {
 impl DeferredGuard {
     /// Opens the guard, unless that was tried. Where it cannot be, images are pulled in full.
     pub(super) async fn open(&self, puller: &StorePuller) {
-        let open = async {
-            let opened = match (self.keeper)() {
-                Ok(keeper) => {
-                    let opened = Box::pin(puller.guard_reads(keeper, self.longest_wait)).await;
-                    opened.map(drop).map_err(|error| larder::error_chain(&error))
+        let opened = self.opened.get_or_init(|| {
+            let (puller, keeper, longest_wait) = (puller.clone(), self.keeper.clone(), self.longest_wait);
+            let opening = tokio::spawn(async move {
+                if let Err(error) = open(&puller, keeper, longest_wait).await {
+                    let reason = larder::error_chain(&error);
+                    tracing::warn!(
+                        reason,
+                        "layers cannot be read before they are complete: images are pulled in full"
+                    );
                 }
-                Err(error) => Err(error.to_string()),
-            };
-            if let Err(reason) = opened {
-                tracing::warn!(
-                    reason,
-                    "layers cannot be read before they are complete: images are pulled in full"
-                );
-            }
-        };
-        self.opened.get_or_init(|| open).await;
+            });
+            opening.map(|_| ()).boxed().shared()
+        });
+        opened.clone().await;
     }
+}
+
+async fn open(puller: &StorePuller, keeper: ChooseKeeper, longest_wait: Duration) -> Result<(), PullError> {
+    let keeper = blocking(move || keeper()).await?.context("choose what keeps the guard of reads")?;
+    puller.guard_reads(keeper, longest_wait).await.map(drop)
 }

@@ -15,7 +15,6 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use larder::backend::ProgressReporter;
-use larder::reference::Reference;
 use larder_registry::manifest::Descriptor;
 use larder_registry::{FetchNotice, RepositorySession};
 use tokio::runtime::Handle;
@@ -226,6 +225,8 @@ pub(super) struct PlacedPartial {
     pub(super) ingest: IngestFile,
     /// Layers below it, lowest first.
     pub(super) lowers: Vec<LayerHandle>,
+    /// Whether an earlier process has begun.
+    pub(super) is_resumed: bool,
 }
 
 impl StorePuller {
@@ -235,21 +236,29 @@ impl StorePuller {
         is_possible && self.lazy_minimum.is_some_and(|minimum| planned.descriptor.size >= minimum)
     }
 
-    /// Guards the reads of a layer, and prepares its fill from the repository of `image`, with `session` first: it
-    /// begins once an image has the layer. The file must have been opened without a guard. Within the runtime; blocks.
+    /// Guards the reads of a layer, and prepares its fill: it begins once an image has the layer. The file must have
+    /// been opened without a guard. Within the runtime; blocks.
     pub(super) fn prepare_fill(
         &self,
-        image: Reference,
-        session: Option<RepositorySession>,
+        sessions: Arc<FillSessions>,
         placed: PlacedPartial,
     ) -> Result<(), PullError> {
-        let PlacedPartial { key, file, filesystem_bytes, partial, planned, table, ingest, lowers } = placed;
+        let PlacedPartial {
+            key,
+            file,
+            filesystem_bytes,
+            partial,
+            planned,
+            table,
+            ingest,
+            lowers,
+            is_resumed,
+        } = placed;
         let MissingData { format, chunks, spans, .. } = partial;
         let (demand, demanded) = mpsc::unbounded_channel();
         let reads = Arc::clone(self.store.0.partials.demand());
         let layer = PartialLayer::new(file, filesystem_bytes, chunks, demand, reads).with_spans(spans);
-        let layer = Arc::new(layer);
-        let sessions = Arc::new(FillSessions::new(self, image, planned.descriptor.clone(), session));
+        let layer = Arc::new(if is_resumed { layer.started() } else { layer });
         self.layer_sessions.add(key.clone(), &sessions);
         let fill = LayerFill {
             puller: self.clone(),
@@ -342,10 +351,12 @@ impl LayerFill {
     /// What containers of earlier images have read.
     async fn earlier_start(&self) -> ReadAhead {
         let (store, image) = (self.puller.store.clone(), self.sessions.image().clone());
-        let found = blocking(move || store.start_reads(image.name())).await;
-        let read = found.ok().and_then(Result::ok).unwrap_or_default();
-        tracing::debug!(layer = %self.key, chunks = read.len(), "reads of an earlier start");
-        ReadAhead::of_start(&self.layer, &read)
+        let layer = Arc::clone(&self.layer);
+        let found = blocking(move || {
+            let read = store.start_reads(image.name()).unwrap_or_default();
+            if read.is_empty() { ReadAhead::default() } else { ReadAhead::of_start(&layer, &read) }
+        });
+        found.await.unwrap_or_default()
     }
 
     /// Ends when the layer was removed.

@@ -33,6 +33,7 @@ use super::fetch_layer::{
     CancelUnpackOnDrop, FetchedContent, LayerBytes, LayerFetch, LayerOrigin, StagedLayer,
 };
 use super::fill::PlacedPartial;
+use super::fill_sessions::FillSessions;
 use super::lowers::{check_content, open_lowers};
 use super::plan::{PlannedLayer, PullPlan};
 use super::pull_workers::{PullWorker, blocking};
@@ -379,8 +380,11 @@ impl LayerJobs<'_> {
                     table,
                     ingest: ingest.clone(),
                     lowers,
+                    is_resumed: false,
                 };
-                puller.prepare_fill(session.image().clone(), Some(session.clone()), placed)?;
+                let (image, blob) = (session.image().clone(), placed.planned.descriptor.clone());
+                let sessions = FillSessions::new(&puller, image, blob, Some(session.clone()));
+                puller.prepare_fill(Arc::new(sessions), placed)?;
                 return Ok(layer);
             }
             if matches!(origin, LayerOrigin::Registry { .. }) {

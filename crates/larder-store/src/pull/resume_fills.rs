@@ -70,11 +70,22 @@ impl StorePuller {
             before.lost = blocking(move || store.drop_unguarded_mounts(&partial)).await??;
         }
         for record in partial {
+            let Some(source) = &record.partial else { continue };
+            let name = match Reference::parse(source.blob.repository()) {
+                Ok(name) => name,
+                Err(error) => {
+                    tracing::error!(layer = %record.key, %error, "cannot go on to fill a layer: remove its image");
+                    continue;
+                }
+            };
+            let sessions = Arc::new(FillSessions::new(self, name, source.descriptor(), None));
+            // A pull may offer its credential from now on.
+            self.layer_sessions.add(record.key.clone(), &sessions);
             // A registry that does not answer must not keep larder from serving.
-            if let Err(error) = self.resume_fill(record.clone(), TableSource::Ingest).await {
+            if let Err(error) = self.resume_fill(record.clone(), TableSource::Ingest, &sessions).await {
                 let (key, error) = (&record.key, larder::error_chain(&error));
                 tracing::warn!(layer = %key, error, "cannot go on to fill a layer yet");
-                tokio::spawn(self.clone().resume_later(record));
+                tokio::spawn(self.clone().resume_later(record, sessions));
             }
         }
         if self.config.verify_reads {
@@ -83,7 +94,7 @@ impl StorePuller {
         Ok(before)
     }
 
-    async fn resume_later(self, record: LayerRecord) {
+    async fn resume_later(self, record: LayerRecord, sessions: Arc<FillSessions>) {
         loop {
             let is_same = |found: LayerHandle| found.record().partial == record.partial;
             let (store, key) = (self.store.clone(), record.key.clone());
@@ -91,7 +102,7 @@ impl StorePuller {
                 Ok(Ok(Some(found))) if is_same(found.clone()) => {}
                 _ => return,
             }
-            match self.resume_fill(record.clone(), TableSource::Registry).await {
+            match self.resume_fill(record.clone(), TableSource::Registry, &sessions).await {
                 Ok(()) => return,
                 Err(error) => {
                     let activity = self.store.0.partials.activity(&record.key);
@@ -103,14 +114,17 @@ impl StorePuller {
     }
 
     /// Guards a layer again, and starts to fill it.
-    async fn resume_fill(&self, record: LayerRecord, source: TableSource) -> Result<(), PullError> {
+    async fn resume_fill(
+        &self,
+        record: LayerRecord,
+        source: TableSource,
+        sessions: &Arc<FillSessions>,
+    ) -> Result<(), PullError> {
         let Some(partial) = record.partial.clone() else { return Ok(()) };
         let descriptor = partial.descriptor();
         let PartialSource { blob, annotations, chain_id } = partial;
         let lost = |reason: String| PullError::Incomplete { digest: record.facts.digest.clone(), reason };
         let format = TocFormat::of(&descriptor).ok_or_else(|| lost("it has no table of contents".into()))?;
-        let name = Reference::parse(blob.repository()).map_err(|error| lost(error.to_string()))?;
-        let sessions = FillSessions::new(self, name.clone(), descriptor.clone(), None);
         let diff_id = record.facts.diff_id.clone();
         let planned = PlannedLayer { descriptor, diff_id, chain_id, files: Vec::new() };
         let store = self.store.clone();
@@ -122,13 +136,13 @@ impl StorePuller {
         let (ingest, table_ingest) = blocking(ingests).await??;
         let table = TableFetch {
             puller: self,
-            sessions: &sessions,
+            sessions,
             blob: format.blob().unwrap_or(&planned.descriptor),
             ingest: table_ingest.as_ref().unwrap_or(&ingest),
             source,
         };
         let table = table.read(&format).await.map_err(lost)?;
-        let (puller, limits) = (self.clone(), self.config.limits.clone());
+        let (puller, limits, sessions) = (self.clone(), self.config.limits.clone(), Arc::clone(sessions));
         let resume = move || -> Result<(), PullError> {
             let store = &puller.store;
             let staging = store.begin_layer()?;
@@ -140,8 +154,7 @@ impl StorePuller {
             let doing = "open an incomplete layer";
             let file = open_without_events(&store.layer_path(&record.key)).context(doing)?;
             puller.prepare_fill(
-                name,
-                None,
+                sessions,
                 PlacedPartial {
                     key: record.key.clone(),
                     file: file.into(),
@@ -151,6 +164,7 @@ impl StorePuller {
                     planned,
                     table: table_ingest,
                     ingest,
+                    is_resumed: true,
                 },
             )?;
             store.0.partials.start_again(&record.key);
