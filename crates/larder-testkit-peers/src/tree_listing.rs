@@ -16,7 +16,7 @@ pub struct TreeListing(BTreeMap<PathBuf, ListedFile>);
 pub struct ListedFile {
     mode: u32,
     owner: (u32, u32),
-    /// Of all but directories, whose time depends on when things were put into them.
+    /// Modification time; `None` for a directory, whose time depends on when its entries were made.
     mtime: Option<(i64, i64)>,
     size: Option<u64>,
     device: Option<u64>,

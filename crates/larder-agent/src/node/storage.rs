@@ -208,7 +208,7 @@ impl Storage {
         self.store().map_or(Ok(Vec::new()), |store| store.store().incomplete_layers(&ClockReading::now()))
     }
 
-    /// What may have read zeros of incomplete layers, and is still there. Blocks.
+    /// The containers and mounts that may have read zeros of incomplete layers, and are still there. Blocks.
     pub(crate) fn suspects(&self) -> Result<Vec<Suspect>, StoreError> {
         self.store().map_or(Ok(Vec::new()), |store| store.store().suspects())
     }

@@ -81,7 +81,8 @@ pub struct SetImage {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pull_policy: Option<SetPullPolicy>,
     /// Whether the image is ready once its containers can start, while its data follows (true), or once all of it is on
-    /// the node (false); by default as the settings of the node say.
+    /// the node (false); by default as the settings of the node say. An image that is present already is ready even
+    /// while it is incomplete, unless its pull policy pulls it again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lazy: Option<bool>,
 }

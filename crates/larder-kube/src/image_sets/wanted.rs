@@ -27,7 +27,8 @@ pub struct WantedImage {
     pub retention: RetentionPolicy,
     /// `Always` if one of the sets says so, else `IfNotPresent`.
     pub pull_policy: PullPolicy,
-    /// Whether its containers may start before all of it is here, if a set says that; false if one of them says so.
+    /// True if containers may start before all of the image is here, false if one of the sets wants all of it first;
+    /// `None` if no set decides.
     pub lazy: Option<bool>,
     /// Names of the Secrets of all sets, in the namespace of larder.
     pub pull_secrets: Vec<String>,

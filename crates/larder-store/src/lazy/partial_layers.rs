@@ -103,7 +103,7 @@ impl PartialLayers {
         self.lock().get(key).map(|filling| Arc::clone(&filling.layer))
     }
 
-    /// What is known of the requests for the data of an incomplete layer.
+    /// Record of the requests for the data of an incomplete layer: the host, the failures, the bytes.
     pub(crate) fn activity(&self, key: &LayerKey) -> Arc<FillActivity> {
         Arc::clone(self.activities.lock().entry(key.clone()).or_default())
     }

@@ -1,5 +1,5 @@
-//! What containers of a repository's images read when they start: the next incomplete layer with the same data gets it
-//! first.
+//! Start-up reads: the data that containers of a repository's images read when they start. The next incomplete layer
+//! with the same data gets it first.
 //!
 //! Data is known by its digest, so that it is found again in the next version of an image, wherever it is there.
 
@@ -35,7 +35,7 @@ pub(crate) struct StartReads {
     repository: String,
     /// Number of the latest change, counted over all repositories.
     change: u64,
-    /// Those of the latest start first, each in the order of its reads.
+    /// Chunks that were read: those of the latest start first, each start's in the order of its reads.
     pub(crate) chunks: Vec<ChunkName>,
 }
 

@@ -50,7 +50,7 @@ const RANGES_AT_ONCE: usize = 8;
 const RETRY_DEMAND: Duration = Duration::from_millis(500);
 /// Times between two attempts to fetch the whole blob: the first, and the longest.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
-/// What fails when the disk has lost data of a layer.
+/// The action that fails when the disk has lost data of a layer, for its error.
 const SYNC: &str = "sync a layer to disk";
 /// Requests for a table of contents: for its place, for the table, and for what was not in either.
 const TABLE_REQUESTS: usize = 3;
@@ -348,7 +348,7 @@ impl LayerFill {
         }
     }
 
-    /// What containers of earlier images have read.
+    /// Reads of an earlier start from the same repository, as far as this layer has their data.
     async fn earlier_start(&self) -> ReadAhead {
         let (store, image) = (self.puller.store.clone(), self.sessions.image().clone());
         let layer = Arc::clone(&self.layer);

@@ -34,7 +34,7 @@ pub struct IncompleteLayer {
     pub key: LayerKey,
     /// Bytes of its data, here or not.
     pub total_bytes: u64,
-    /// What is missing, and where it comes from.
+    /// The missing data, and where it comes from.
     pub fill: ImageFill,
     /// Time since an image has the layer.
     pub age: Duration,
@@ -89,7 +89,8 @@ impl Store {
         self.0.partials.demand().expect_start(Instant::now());
     }
 
-    /// What containers of a repository's images have read when they started, in the order of the reads.
+    /// Chunks that containers of a repository's images have read when they started: those of the latest start first, in
+    /// the order of the reads.
     pub(crate) fn start_reads(&self, repository: &str) -> Result<Vec<ChunkName>, StoreError> {
         let get = |reader: &DbReadTransaction| reader.get::<StartReads>(START_READS, repository);
         let found = self.0.db.read("look up start-up reads", get)?;

@@ -1,4 +1,4 @@
-//! What goes wrong while layers are filled and read: registries, disks, other pulls, an earlier larder.
+//! Failures while layers are filled and read: of registries, disks, other pulls and an earlier larder.
 
 use std::os::unix::fs::MetadataExt as _;
 

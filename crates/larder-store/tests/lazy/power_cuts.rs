@@ -39,7 +39,7 @@ struct Boot {
     power: Arc<CutDisk>,
 }
 
-/// What programs read before the power is cut.
+/// Counts of the reads of programs before the power is cut, and the wrong ones.
 #[derive(Debug, Default)]
 struct ReadsBeforeCut {
     is_cut: AtomicBool,

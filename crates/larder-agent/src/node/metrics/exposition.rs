@@ -225,7 +225,7 @@ fn records(registry: &mut Registry, pulls: &Pulls) {
     gauge(registry, "kubelet_imagemanager_inmemory_pulledrecords_usage_percent", percent);
 }
 
-/// Of layers of larder's own store whose data comes while containers read them.
+/// Gauges of layers of larder's own store whose data comes while containers read them.
 fn lazy_pulls(registry: &mut Registry, storage: &Storage) {
     match storage.incomplete_layers() {
         Ok(layers) => {

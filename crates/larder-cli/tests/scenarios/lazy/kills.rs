@@ -46,9 +46,9 @@ enum Victim {
     Daemon,
     /// The process that holds the group and answers larder.
     Holder,
-    /// Those two at once.
+    /// The daemon and the holder at once.
     Both,
-    /// Those two and the holder's twin at once: nothing guards the reads then.
+    /// The daemon, the holder and the holder's twin at once: nothing guards the reads then.
     All,
     /// A pull of another image, which the daemon runs.
     Pull,

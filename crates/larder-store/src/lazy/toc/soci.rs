@@ -59,7 +59,7 @@ const SPARSE: &[u8] = b"GNU.sparse.";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SociToc {
     pub(super) ztoc: Descriptor,
-    /// Of the layer's blob.
+    /// Compressed bytes of the layer's blob.
     blob_size: u64,
 }
 

@@ -27,7 +27,7 @@ pub(crate) struct GzipSpan {
     pub(super) bits: u8,
     /// Plain bytes before it as a zstd frame.
     pub(super) window: Vec<u8>,
-    /// Of its compressed bytes.
+    /// SHA-256 of the span's compressed bytes.
     pub(super) sha256: [u8; 32],
 }
 
