@@ -41,7 +41,7 @@ use crate::lazy::start_reads::START;
 use crate::lazy::toc::{ChunkReader, TableOfContents, TocFormat, TocStep};
 use crate::store::error::StoreErrorContext as _;
 use crate::store::fetch_progress::FetchProgress;
-use crate::store::{IngestFile, LAYER_FILE, LayerHandle, LayerKey, StoreError, TransferLogin};
+use crate::store::{IngestFile, LAYER_FILE, LayerKey, StoreError, TransferLogin};
 use crate::unpack::{FinishedLayer, UnfilledLayer, UnpackProgress, UnpackedLayer};
 
 /// Ranges that are fetched at once for reads that wait.
@@ -65,7 +65,7 @@ pub(super) struct LayerFill {
     table: Option<IngestFile>,
     ingest: IngestFile,
     /// Layers below it, lowest first.
-    lowers: Vec<LayerHandle>,
+    lowers: Vec<LayerKey>,
     key: LayerKey,
     layer: Arc<PartialLayer>,
     activity: Arc<FillActivity>,
@@ -208,7 +208,7 @@ pub(super) struct LayerBlob<'a> {
     pub(super) planned: &'a PlannedLayer,
     pub(super) ingest: &'a IngestFile,
     /// Layers below it, lowest first.
-    pub(super) lowers: &'a [LayerHandle],
+    pub(super) lowers: &'a [LayerKey],
     /// Receives the notices of the fetch.
     pub(super) observer: FetchObserver,
 }
@@ -224,7 +224,7 @@ pub(super) struct PlacedPartial {
     pub(super) table: Option<IngestFile>,
     pub(super) ingest: IngestFile,
     /// Layers below it, lowest first.
-    pub(super) lowers: Vec<LayerHandle>,
+    pub(super) lowers: Vec<LayerKey>,
     /// Whether an earlier process has begun.
     pub(super) is_resumed: bool,
 }
@@ -303,7 +303,10 @@ impl StorePuller {
         // A layer that takes its data is filled, and not repaired.
         let FetchedContent::Staged(staged) = fetch.run().await? else { return Err(PullError::Abandoned) };
         let StagedLayer { unpacked, file, staging, .. } = *staged;
-        let lowers = blob.lowers.to_vec();
+        // They are not held before: what holds a layer keeps its space.
+        let (store, lowers) = (self.store.clone(), blob.lowers.to_vec());
+        let found = move || lowers.iter().map(|key| store.layer(key)).collect::<Result<Option<Vec<_>>, _>>();
+        let lowers = blocking(found).await??.ok_or(PullError::Abandoned)?;
         let _permit = self.permit_lowers(&lowers).await?;
         let finish = move || -> Result<_, PullError> {
             let failed = |cause| PullError::Unpack { digest: planned.descriptor.digest.clone(), cause };

@@ -379,7 +379,7 @@ impl LayerJobs<'_> {
                     planned,
                     table,
                     ingest: ingest.clone(),
-                    lowers,
+                    lowers: lowers.iter().map(|layer| layer.key().clone()).collect(),
                     is_resumed: false,
                 };
                 let (image, blob) = (session.image().clone(), placed.planned.descriptor.clone());

@@ -176,10 +176,9 @@ impl StorePuller {
 
 impl Store {
     /// The layers below one, the lowest first: in an image, or in a snapshot or mount that has outlived it.
-    fn layers_below(&self, key: &LayerKey) -> Result<Vec<LayerHandle>, StoreError> {
-        let Some(stack) = self.stack_with(key)? else { return Ok(Vec::new()) };
-        let below = stack.iter().take_while(|layer| *layer != key).map(|layer| self.layer(layer));
-        Ok(below.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
+    fn layers_below(&self, key: &LayerKey) -> Result<Vec<LayerKey>, StoreError> {
+        let stack = self.stack_with(key)?.unwrap_or_default();
+        Ok(stack.into_iter().take_while(|layer| layer != key).collect())
     }
 
     /// Layers with this one among them, as they lie on each other, the lowest first.

@@ -26,7 +26,7 @@ use super::{StorePullConfig, StorePuller};
 use crate::lazy::BegunLayer;
 use crate::lazy::verified_layer::{PieceDemand, VerifiedLayer};
 use crate::store::{
-    BlobSource, ImageLayer, LayerHandle, LayerRecord, OpenStore, Store, StoreError, TransferLogin,
+    BlobSource, ImageLayer, LayerKey, LayerRecord, OpenStore, Store, StoreError, TransferLogin,
 };
 use crate::unpack::{UnfilledLayer, UnpackError};
 
@@ -52,7 +52,7 @@ struct RepairSource {
     name: Reference,
     planned: PlannedLayer,
     /// Layers below it, lowest first.
-    lowers: Vec<LayerHandle>,
+    lowers: Vec<LayerKey>,
 }
 
 impl StorePuller {
@@ -242,8 +242,7 @@ impl Store {
         for image in self.images()? {
             let Some(at) = image.layers.iter().position(|layer| layer.key == record.key) else { continue };
             let ImageLayer { diff_id, digest, size, media_type, .. } = &image.layers[at];
-            let below = image.layers[..at].iter().map(|layer| self.layer(&layer.key));
-            let lowers: Vec<_> = below.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
+            let lowers: Vec<LayerKey> = image.layers[..at].iter().map(|layer| layer.key.clone()).collect();
             let mut chain = None;
             for layer in &image.layers[..=at] {
                 chain = Some(chain_id(chain.as_ref(), &layer.diff_id));

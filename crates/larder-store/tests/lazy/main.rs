@@ -684,6 +684,20 @@ async fn a_removed_image_is_not_filled_and_leaves_nothing() {
     assert!(!node.is_partial(&again));
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn all_incomplete_layers_of_an_image_are_removed_with_it() {
+    let Some(node) = LazyNode::new().await else { return };
+    let registry = FaultRegistry::start();
+    let layers = [("below", 1), ("above", 3)].map(|(name, seed)| Fixture::made(name, &two_files(seed)));
+    let image = put_image(&registry, &[&layers[0], &layers[1]]);
+    for layer in &layers {
+        hold_background(&registry, layer);
+    }
+    let pulled = node.pull(&image).await;
+    let removed = node.store().remove(pulled.id.as_str(), &RemoveOptions::default()).unwrap().unwrap();
+    assert_eq!(removed.layers.len(), 2, "the fill of a layer holds none below it");
+}
+
 /// A pull that ends with its process while a container runs from the image.
 struct Killed {
     dir: TempDir,
