@@ -28,14 +28,6 @@ impl LazyNode {
         self.puller.pull(image, Some(credential), &ProgressReporter::unwatched()).await.unwrap()
     }
 
-    /// Ends the process.
-    fn stop(self, runtime: tokio::runtime::Runtime) -> TempDir {
-        let LazyNode { dir, puller } = self;
-        drop(puller);
-        runtime.shutdown_timeout(LONGEST_WAIT);
-        dir
-    }
-
     /// All layers are complete.
     async fn wait_until_filled(&self) {
         wait_until(|| self.store().filling_layers().is_empty()).await;
@@ -110,10 +102,8 @@ async fn a_credential_of_a_pull_that_is_refused_for_a_while_is_used_again() {
 #[test]
 fn a_fill_goes_on_after_a_restart_with_a_credential_of_the_node() {
     let (registry, fixture) = (FaultRegistry::start(), Fixture::made("app", &two_files(1)));
-    let (keeper, dir) = (Arc::<KeepHere>::default(), tempfile::tempdir().unwrap());
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    let first = runtime.block_on(LazyNode::in_dir(dir, Arc::clone(&keeper), LONGEST_WAIT));
-    let Some((node, _)) = first else { return };
+    let keeper = Arc::<KeepHere>::default();
+    let Some((runtime, node)) = LazyNode::start(&keeper) else { return };
     let (_, pulled) = runtime.block_on(pull_private(&node, &registry, &fixture));
     let dir = node.stop(runtime);
 
@@ -129,10 +119,8 @@ fn a_fill_goes_on_after_a_restart_with_a_credential_of_the_node() {
 #[test]
 fn a_fill_without_a_credential_waits_for_a_pull_and_says_so() {
     let (registry, fixture) = (FaultRegistry::start(), Fixture::made("app", &two_files(1)));
-    let (keeper, dir) = (Arc::<KeepHere>::default(), tempfile::tempdir().unwrap());
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    let first = runtime.block_on(LazyNode::in_dir(dir, Arc::clone(&keeper), LONGEST_WAIT));
-    let Some((node, _)) = first else { return };
+    let keeper = Arc::<KeepHere>::default();
+    let Some((runtime, node)) = LazyNode::start(&keeper) else { return };
     let (image, pulled) = runtime.block_on(pull_private(&node, &registry, &fixture));
     let dir = node.stop(runtime);
 

@@ -206,6 +206,21 @@ impl LazyNode {
         LazyNode::in_dir(dir, Arc::default(), LONGEST_WAIT).await.map(|(node, _)| node)
     }
 
+    /// Starts a process, which has a runtime of its own.
+    fn start(keeper: &Arc<KeepHere>) -> Option<(tokio::runtime::Runtime, LazyNode)> {
+        let (runtime, dir) = (tokio::runtime::Runtime::new().unwrap(), tempfile::tempdir().unwrap());
+        let started = runtime.block_on(LazyNode::in_dir(dir, Arc::clone(keeper), LONGEST_WAIT));
+        started.map(|(node, _)| (runtime, node))
+    }
+
+    /// Ends the process.
+    fn stop(self, runtime: tokio::runtime::Runtime) -> TempDir {
+        let LazyNode { dir, puller } = self;
+        drop(puller);
+        runtime.shutdown_timeout(LONGEST_WAIT);
+        dir
+    }
+
     async fn in_dir(
         dir: TempDir,
         keeper: Arc<KeepHere>,
@@ -792,17 +807,12 @@ fn what_has_come_is_read_after_a_restart_without_the_registry() {
     let (registry, fixture) = (FaultRegistry::start(), Fixture::made("app", &two_files(1)));
     let image = fixture.put(&registry);
     hold_background(&registry, &fixture);
-    let dir = tempfile::tempdir().unwrap();
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    let first = runtime.block_on(LazyNode::in_dir(dir, Arc::clone(&keeper), LONGEST_WAIT));
-    let Some((node, _)) = first else { return };
+    let Some((runtime, node)) = LazyNode::start(&keeper) else { return };
     let pulled = runtime.block_on(node.pull(&image));
     let mounted = node.mount(&pulled, "app");
     assert!(runtime.block_on(mounted.read(Path::new("first"))).unwrap() == fixture.files()[0].1);
     drop(mounted);
-    let LazyNode { dir, puller } = node;
-    drop(puller);
-    runtime.shutdown_timeout(LONGEST_WAIT);
+    let dir = node.stop(runtime);
 
     registry.fault(FaultTrigger::path("/"), ResponseFault::Hangup);
     let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -848,9 +858,7 @@ fn a_layer_that_only_containers_have_is_completed_after_a_restart() {
     }
     node.store().create_snapshot(snapshot("container", &parent), true, SystemTime::now()).unwrap();
     node.store().remove(pulled.id.as_str(), &RemoveOptions::default()).unwrap().unwrap();
-    let LazyNode { dir, puller } = node;
-    drop(puller);
-    runtime.shutdown_timeout(LONGEST_WAIT);
+    let dir = node.stop(runtime);
 
     registry.clear_faults();
     let runtime = tokio::runtime::Runtime::new().unwrap();

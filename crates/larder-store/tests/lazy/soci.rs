@@ -262,19 +262,14 @@ fn spans_that_have_come_are_read_after_a_restart_without_the_registry() {
     let (registry, indexed) = (FaultRegistry::start(), Indexed::load("soci"));
     let image = indexed.put(&registry);
     hold_background(&registry, &indexed.layer);
-    let dir = tempfile::tempdir().unwrap();
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    let first = runtime.block_on(LazyNode::in_dir(dir, Arc::clone(&keeper), LONGEST_WAIT));
-    let Some((node, _)) = first else { return };
+    let Some((runtime, node)) = LazyNode::start(&keeper) else { return };
     let pulled = runtime.block_on(node.pull(&image));
     let mounted = node.mount(&pulled, "app");
     let files = indexed.layer.files();
     let (path, content) = files.iter().find(|(path, _)| path.ends_with("text")).unwrap();
     assert!(runtime.block_on(mounted.read(path)).unwrap() == *content);
     drop(mounted);
-    let LazyNode { dir, puller } = node;
-    drop(puller);
-    runtime.shutdown_timeout(LONGEST_WAIT);
+    let dir = node.stop(runtime);
 
     registry.fault(FaultTrigger::path("/"), ResponseFault::Hangup);
     let runtime = tokio::runtime::Runtime::new().unwrap();
