@@ -128,14 +128,13 @@ async fn lazy_pulls(storage: &Storage, config: &Config) -> Option<api::LazyPullS
     // It fails only when the runtime stops.
     let (state, layers) = asked.await.ok()??;
     let count = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
-    let total_bytes = layers.iter().map(|layer| layer.total_bytes).sum();
-    let missing: u64 = layers.iter().map(|layer| layer.fill.missing_bytes).sum();
+    let (total_bytes, fill) = IncompleteLayer::sum(&layers);
     Some(api::LazyPullStatus {
         state,
         incomplete_layers: count(layers.len() as u64),
-        filled_bytes: total_bytes - missing,
+        filled_bytes: total_bytes.saturating_sub(fill.missing_bytes),
         total_bytes,
-        waiting_reads: count(layers.iter().map(|layer| layer.fill.waiting_reads).sum()),
+        waiting_reads: count(fill.waiting_reads),
         layers: layers.into_iter().map(incomplete_layer).collect(),
     })
 }

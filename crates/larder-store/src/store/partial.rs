@@ -40,6 +40,17 @@ pub struct IncompleteLayer {
     pub age: Duration,
 }
 
+impl IncompleteLayer {
+    /// Bytes of the data of several layers, and what is missing of them.
+    pub fn sum(layers: &[IncompleteLayer]) -> (u64, ImageFill) {
+        let mut fill = ImageFill::default();
+        for layer in layers {
+            fill.add(layer.fill.clone());
+        }
+        (layers.iter().map(|layer| layer.total_bytes).sum(), fill)
+    }
+}
+
 impl Store {
     /// Opens the guard of reads; [`begin_guard`](Store::begin_guard) then answers them. Fails where the kernel or the
     /// filesystem has no such events.

@@ -9,6 +9,7 @@ use larder::pull::{ImageManager, PullPhase};
 use larder::records::MustPullCheckResult;
 use larder_api::{EnumWord as _, convert};
 use larder_registry::RegistryLoad;
+use larder_store::store::IncompleteLayer;
 use prometheus_client::encoding::text;
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
@@ -229,13 +230,11 @@ fn records(registry: &mut Registry, pulls: &Pulls) {
 fn lazy_pulls(registry: &mut Registry, storage: &Storage) {
     match storage.incomplete_layers() {
         Ok(layers) => {
-            let total: u64 = layers.iter().map(|layer| layer.total_bytes).sum();
-            let missing: u64 = layers.iter().map(|layer| layer.fill.missing_bytes).sum();
+            let (total, fill) = IncompleteLayer::sum(&layers);
             gauge(registry, "larder_lazy_incomplete_layers", layers.len() as u64);
-            gauge(registry, "larder_lazy_filled_bytes", total - missing);
+            gauge(registry, "larder_lazy_filled_bytes", total.saturating_sub(fill.missing_bytes));
             gauge(registry, "larder_lazy_total_bytes", total);
-            let waiting = layers.iter().map(|layer| layer.fill.waiting_reads).sum();
-            gauge(registry, "larder_lazy_waiting_reads", waiting);
+            gauge(registry, "larder_lazy_waiting_reads", fill.waiting_reads);
             let oldest = layers.first().map_or(0, |layer| layer.age.as_secs());
             gauge(registry, "larder_lazy_oldest_age_seconds", oldest);
         }
