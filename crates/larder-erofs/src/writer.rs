@@ -57,6 +57,8 @@ impl Default for ErofsOptions {
 pub struct ErofsSummary {
     /// Bytes of the layer: full blocks.
     pub size: u64,
+    /// Where metadata begins, in bytes: all from there on is metadata, and so is the first block.
+    pub metadata_start: u64,
     /// Inodes that have a name.
     pub inodes: u64,
     /// True if the layer hides names of lower layers: it has a whiteout, or an opaque directory.
@@ -120,6 +122,11 @@ impl<O: ErofsOutput> ErofsWriter<O> {
     /// answer.
     pub fn hides_lowers(&self) -> bool {
         self.hides_lowers
+    }
+
+    /// Longest tail of a file that is stored with its inode.
+    pub fn max_inline_tail(&self) -> u64 {
+        self.options.max_inline_tail
     }
 
     /// Extended attributes that were left out so far.

@@ -79,6 +79,7 @@ impl<O: ErofsOutput> ErofsWriter<O> {
         to.output.write_at(0, &block)?;
         let summary = ErofsSummary {
             size,
+            metadata_start: u64::from(metadata_block) * BLOCK as u64,
             inodes,
             hides_lowers: self.hides_lowers,
             skipped_xattrs: self.skipped_xattrs,

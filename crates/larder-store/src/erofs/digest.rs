@@ -27,8 +27,8 @@ use crate::lazy::group::open_to_check;
 const PIECE: u64 = 1 << 20;
 /// Bytes of a digest.
 const DIGEST: usize = 32;
-/// Offset of the blob in a layer that has one: behind the first block.
-pub(crate) const BLOB_START: u64 = 4096;
+/// Bytes of the first block, which the writer writes last. The blob follows it in a layer that has one.
+pub(crate) const FIRST_BLOCK: u64 = 4096;
 /// Bytes that are read and hashed at once: they fit into a core's cache.
 const BUFFER: usize = 128 << 10;
 
@@ -41,6 +41,10 @@ pub struct ErofsFile {
     pub implied_bytes: u64,
     /// Length of the blob that the layer has as its only file; 0 if it is made of an archive.
     pub blob_bytes: u64,
+    /// Where metadata begins: all from there on is metadata, and so is the first block.
+    pub metadata_start: u64,
+    /// Whether short ends of files are in the metadata.
+    pub has_inline_tails: bool,
     /// SHA-256 of the SHA-256 digests of all pieces, in hexadecimal digits. Empty while data is missing.
     pub sha256_of_pieces: String,
 }
@@ -55,8 +59,8 @@ struct PieceLayout {
 impl PieceLayout {
     /// The first block and the blob, or nothing; pieces of one MiB follow.
     fn first(self) -> impl Iterator<Item = Range<u64>> {
-        let end = BLOB_START + self.blob_bytes;
-        [0..BLOB_START, BLOB_START..end].into_iter().take(if self.blob_bytes > 0 { 2 } else { 0 })
+        let end = FIRST_BLOCK + self.blob_bytes;
+        [0..FIRST_BLOCK, FIRST_BLOCK..end].into_iter().take(if self.blob_bytes > 0 { 2 } else { 0 })
     }
 
     fn pieces(self) -> impl Iterator<Item = Range<u64>> {
@@ -70,7 +74,14 @@ impl PieceLayout {
 impl ErofsFile {
     /// Returns the file of a layer whose record is lost, or whose data is missing. No file has it.
     pub(crate) fn unknown() -> ErofsFile {
-        ErofsFile { bytes: 0, implied_bytes: 0, blob_bytes: 0, sha256_of_pieces: String::new() }
+        ErofsFile {
+            bytes: 0,
+            implied_bytes: 0,
+            blob_bytes: 0,
+            metadata_start: 0,
+            has_inline_tails: false,
+            sha256_of_pieces: String::new(),
+        }
     }
 
     /// Size and digest of the file at `path`, which has no blob.
@@ -82,7 +93,7 @@ impl ErofsFile {
 
     fn new(layout: PieceLayout, pieces: &[[u8; 32]]) -> ErofsFile {
         let PieceLayout { bytes, blob_bytes } = layout;
-        ErofsFile { bytes, implied_bytes: 0, blob_bytes, sha256_of_pieces: root_of(pieces) }
+        ErofsFile { bytes, blob_bytes, sha256_of_pieces: root_of(pieces), ..ErofsFile::unknown() }
     }
 
     fn layout(&self) -> PieceLayout {
@@ -149,7 +160,7 @@ impl PieceHasher {
         // A blob with another digest than SHA-256 is hashed like the rest.
         let blob = blob.filter(|(bytes, digest)| *bytes > 0 && digest.algorithm() == "sha256");
         let blob = blob.map(|(bytes, digest)| (bytes, bytes_of(digest))).unwrap_or_default();
-        let piece_end = if blob.0 > 0 { BLOB_START } else { PIECE };
+        let piece_end = if blob.0 > 0 { FIRST_BLOCK } else { PIECE };
         PieceHasher {
             done: Vec::new(),
             current: Sha256::new(),
@@ -389,7 +400,7 @@ mod tests {
         let file = finish(hasher, &path);
         let pieces: Vec<u8> = content.chunks(MIB).flat_map(Sha256::digest).collect();
         let expected = Digest::sha256(pieces).hex().to_owned();
-        assert_eq!(file, ErofsFile { bytes, implied_bytes: 0, blob_bytes: 0, sha256_of_pieces: expected });
+        assert_eq!(file, ErofsFile { bytes, sha256_of_pieces: expected, ..ErofsFile::unknown() });
         for check in [LayerCheck::Size, LayerCheck::Content, LayerCheck::Disk] {
             assert_eq!(check_erofs_file(&path, &file, check).unwrap(), None);
         }
@@ -401,7 +412,7 @@ mod tests {
         let path = dir.path().join("layer");
         for blob_bytes in [1, 4096, MIB + 7, 2 * MIB] {
             let mut content = content();
-            let start = usize::try_from(BLOB_START).unwrap();
+            let start = usize::try_from(FIRST_BLOCK).unwrap();
             let blob = Digest::sha256(&content[start..start + blob_bytes]);
             let mut hasher = PieceHasher::new(Some((blob_bytes as u64, &blob)));
             content.chunks(70_001).for_each(|bytes| hasher.update(bytes));

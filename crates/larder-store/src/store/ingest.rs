@@ -26,7 +26,7 @@ use super::extents::{self, SavedExtents};
 use super::handle::{OpenStore, Store};
 use super::references::{ItemReference, ReferencedItem};
 use crate::disk::{Disk, DiskFile, FileOpenMode, ensure_dir, replace};
-use crate::erofs::digest::BLOB_START;
+use crate::erofs::digest::FIRST_BLOCK;
 
 /// How many new bytes go unnoted: what a killed process fetches again at most, beside what it had in memory.
 const NOTE_EVERY: u64 = 1 << 20;
@@ -144,7 +144,7 @@ fn open_data(disk: &dyn Disk, dir: &Path, size: u64) -> io::Result<(Arc<dyn Disk
 }
 
 fn full_length(size: u64) -> u64 {
-    BLOB_START.saturating_add(size)
+    FIRST_BLOCK.saturating_add(size)
 }
 
 impl IngestFile {
@@ -243,7 +243,7 @@ impl IngestFile {
         self.0.wait_for(self.0.size).map(drop)
     }
 
-    /// The file, in which the blob begins at [`BLOB_START`].
+    /// The file, in which the blob begins at [`FIRST_BLOCK`].
     pub(crate) fn path(&self) -> PathBuf {
         self.0.dir.join(DATA)
     }

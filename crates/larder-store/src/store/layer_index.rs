@@ -176,12 +176,8 @@ mod tests {
 
     fn index() -> LayerIndex {
         let digest = Digest::sha256(b"");
-        let erofs = ErofsFile {
-            bytes: 2_500_000,
-            implied_bytes: 0,
-            blob_bytes: 0,
-            sha256_of_pieces: digest.hex().to_owned(),
-        };
+        let erofs =
+            ErofsFile { bytes: 2_500_000, sha256_of_pieces: digest.hex().to_owned(), ..ErofsFile::unknown() };
         let (diff_id, compression) = (digest.clone(), DetectedCompression::Gzip);
         let head = LayerIndexHead { diff_id, digest, size: 900, compression, erofs };
         let at = |compressed, plain, window: &[u8]| Checkpoint {

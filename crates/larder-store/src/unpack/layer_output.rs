@@ -18,7 +18,7 @@ use super::write_behind::WriteBehind;
 use super::{UnpackOptions, UnpackProgress};
 use crate::disk::{DiskSpace, SpaceReserve};
 use crate::erofs::ErofsFile;
-use crate::erofs::digest::{BLOB_START, PieceHasher};
+use crate::erofs::digest::{FIRST_BLOCK, PieceHasher};
 
 /// Pieces are collected up to multiples of this offset. The page cache then holds the file in large folios: deleting a
 /// file of 1 GB takes a third of the time that it takes with single pages.
@@ -126,7 +126,7 @@ impl LayerOutput {
         options: &UnpackOptions,
     ) -> io::Result<LayerOutput> {
         let file = fs_err::OpenOptions::new().read(true).write(true).open(path)?.into_parts().0;
-        let present = BLOB_START.saturating_add(blob.0);
+        let present = FIRST_BLOCK.saturating_add(blob.0);
         // An earlier attempt may have left the metadata of its layer behind the blob.
         file.set_len(present)?;
         let options = &UnpackOptions { write_behind: None, ..options.clone() };

@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use larder::reference::Digest;
 use larder_erofs::{
-    EntryProblem, ErofsEntry, ErofsEntryKind, ErofsError, ErofsInode, ErofsOptions, ErofsTime, ErofsWriter,
-    LowerLink, OverlayView,
+    EntryProblem, ErofsEntry, ErofsEntryKind, ErofsError, ErofsInode, ErofsOptions, ErofsSummary, ErofsTime,
+    ErofsWriter, LowerLink, OverlayView,
 };
 
 use super::archive::{LayerArchive, LayerEntry, LayerEntryKind};
@@ -336,15 +336,19 @@ impl PendingLayer {
                 depends_on_lowers |= self.describe(path, inode, xattrs)?;
             }
         }
+        let has_inline_tails = self.writer.max_inline_tail() > 0;
         let finished = self.writer.finish().map_err(|error| writer_error(&self.path, error))?;
-        let mut file = finished.0;
+        let (mut file, ErofsSummary { metadata_start, .. }) = finished;
         let failed = |error| output_error(&self.path, error);
         let implied_bytes = append_implied(&mut file, &implied).map_err(failed)?;
         if let Some(record) = &self.archive_record {
             append_record(&mut file, record).and_then(|()| remove_record(record)).map_err(failed)?;
         }
         let file = file.finish().map_err(failed)?;
-        Ok(FinishedLayer { file: ErofsFile { implied_bytes, ..file }, depends_on_lowers })
+        Ok(FinishedLayer {
+            file: ErofsFile { implied_bytes, metadata_start, has_inline_tails, ..file },
+            depends_on_lowers,
+        })
     }
 
     /// Makes the hard links to files of the layers below: a file gets a copy in this layer, as an overlay makes one.
