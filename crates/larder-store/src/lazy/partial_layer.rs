@@ -542,7 +542,7 @@ mod tests {
     use larder_testkit_peers::OverbookedDisk;
 
     use super::*;
-    use crate::lazy::toc::{CompressedChunk, TocChunk};
+    use crate::lazy::toc::{ChunkCompression, CompressedChunk, TocChunk};
 
     const CHUNK: usize = 1_000_000;
     /// ext4 has a place for what follows within megabytes.
@@ -563,6 +563,7 @@ mod tests {
             chunk: TocChunk {
                 size: CHUNK as u64,
                 content: ChunkContent::Compressed(CompressedChunk {
+                    compression: ChunkCompression::Zstd,
                     blob: 0..1,
                     skip: 0,
                     sha256: Sha256::digest(content(number)).into(),

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::toc::{ChunkContent, GzipSpan, TableOfContents, TocChunk, TocFormat};
+use super::toc::{ChunkContent, GzipSpan, TableOfContents, TocChunk};
 use crate::unpack::{
     DetectedCompression, ExpectedLayer, PendingLayer, UnpackError, UnpackOptions, UnpackedLayer,
 };
@@ -27,8 +27,7 @@ pub(crate) struct PlacedChunk {
 /// Data that a layer does not have yet.
 #[derive(Debug)]
 pub(crate) struct MissingData {
-    pub(crate) format: TocFormat,
-    /// Annotations of the layer by which the format is found again.
+    /// Annotations of the layer by which its format is found again.
     pub(crate) annotations: BTreeMap<String, String>,
     /// In the order of their offsets.
     pub(crate) chunks: Vec<PlacedChunk>,

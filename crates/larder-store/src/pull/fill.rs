@@ -60,7 +60,6 @@ pub(super) struct LayerFill {
     puller: StorePuller,
     sessions: Arc<FillSessions>,
     planned: PlannedLayer,
-    format: TocFormat,
     /// The blob that is the table of contents, if there is one.
     table: Option<IngestFile>,
     ingest: IngestFile,
@@ -131,7 +130,7 @@ impl LayerFetch {
                 Err(error) => return Ok(Err(larder::error_chain(&error))),
             };
             let annotations = layer.annotations;
-            let partial = Some(MissingData { format, annotations, chunks, spans });
+            let partial = Some(MissingData { annotations, chunks, spans });
             let (bytes, table) = (LayerBytes::Ingest(ingest), table_ingest);
             Ok(Ok(StagedLayer { staging, unpacked, file, bytes, blob, partial, table }))
         };
@@ -254,7 +253,7 @@ impl StorePuller {
             lowers,
             is_resumed,
         } = placed;
-        let MissingData { format, chunks, spans, .. } = partial;
+        let MissingData { chunks, spans, .. } = partial;
         let (demand, demanded) = mpsc::unbounded_channel();
         let reads = Arc::clone(self.store.0.partials.demand());
         let layer = PartialLayer::new(file, filesystem_bytes, chunks, demand, reads).with_spans(spans);
@@ -264,7 +263,6 @@ impl StorePuller {
             puller: self.clone(),
             sessions,
             planned,
-            format,
             table,
             ingest,
             lowers,
@@ -545,9 +543,9 @@ impl LayerFill {
         start: u64,
         bytes: Arc<Vec<u8>>,
     ) -> Result<(), String> {
-        let (layer, compression) = (Arc::clone(&self.layer), self.format.compression());
+        let layer = Arc::clone(&self.layer);
         let write = move || -> Result<(), String> {
-            let mut reader = ChunkReader::new(compression);
+            let mut reader = ChunkReader::default();
             for number in chunks {
                 let chunk = &layer.chunk(number).chunk;
                 let Some(blob) = chunk.content.blob() else { continue };

@@ -158,7 +158,7 @@ mod tests {
 
     use super::*;
     use crate::lazy::skeleton::PlacedChunk;
-    use crate::lazy::toc::{ChunkContent, CompressedChunk, TocChunk};
+    use crate::lazy::toc::{ChunkCompression, ChunkContent, CompressedChunk, TocChunk};
 
     const CHUNK: u64 = 100 << 10;
 
@@ -170,6 +170,7 @@ mod tests {
             chunk: TocChunk {
                 size: 2 * CHUNK,
                 content: ChunkContent::Compressed(CompressedChunk {
+                    compression: ChunkCompression::Zstd,
                     blob: number * CHUNK..(number + 1) * CHUNK,
                     skip: 0,
                     sha256: [u8::try_from(number % 256).unwrap(); 32],

@@ -159,7 +159,7 @@ impl StorePuller {
                     key: record.key.clone(),
                     file: file.into(),
                     filesystem_bytes: record.erofs.bytes - record.erofs.implied_bytes,
-                    partial: MissingData { format, annotations, chunks, spans: table.spans },
+                    partial: MissingData { annotations, chunks, spans: table.spans },
                     lowers: store.layers_below(&record.key)?,
                     planned,
                     table: table_ingest,

@@ -13,12 +13,12 @@ use crate::unpack::GzipReader;
 /// Base-2 logarithm of the largest window, as for whole layers. Of a window, only as much is touched as comes out.
 const MAX_WINDOW_LOG: u32 = 27;
 
-/// How the chunks of a layer are compressed.
+/// How a chunk is compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ChunkCompression {
-    /// Each begins a gzip member, or lies in one.
+    /// It begins a gzip member, or lies in one.
     Gzip,
-    /// Each begins a zstd frame, or lies in one.
+    /// It begins a zstd frame, or lies in one.
     Zstd,
 }
 
@@ -56,6 +56,7 @@ impl ChunkContent {
 /// Data of a chunk in the blob.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CompressedChunk {
+    pub(crate) compression: ChunkCompression,
     /// Bytes of the blob that are enough to decompress it. Several chunks may lie in one range.
     pub(crate) blob: Range<u64>,
     /// Plain bytes before it in the stream that begins there.
@@ -65,21 +66,17 @@ pub(crate) struct CompressedChunk {
 }
 
 /// Decompresses chunks, one after the other.
+#[derive(Default)]
 pub(crate) struct ChunkReader {
-    compression: ChunkCompression,
     /// The last span, and its plain bytes: it may have many chunks.
     span: Option<(Arc<GzipSpan>, Vec<u8>)>,
 }
 
 impl ChunkReader {
-    pub(crate) fn new(compression: ChunkCompression) -> ChunkReader {
-        ChunkReader { compression, span: None }
-    }
-
     /// Decompresses a chunk of the blob from the bytes of [`ChunkContent::blob`], and verifies it.
     pub(crate) fn read(&mut self, chunk: &TocChunk, bytes: &[u8]) -> Result<Vec<u8>, ChunkError> {
         match &chunk.content {
-            ChunkContent::Compressed(data) => data.decompress(self.compression, chunk.size, bytes),
+            ChunkContent::Compressed(data) => data.decompress(chunk.size, bytes),
             ChunkContent::Span(SpanChunk { span, skip }) => {
                 let plain = match &mut self.span {
                     Some((last, plain)) if Arc::ptr_eq(last, span) => plain,
@@ -102,26 +99,18 @@ impl CompressedChunk {
     /// Decompresses the chunk of this plain size from the bytes of [`CompressedChunk::blob`], and verifies it.
     ///
     /// Memory: the result, and of a zstd window at most as much as was decompressed.
-    pub(super) fn decompress(
-        &self,
-        compression: ChunkCompression,
-        size: u64,
-        bytes: &[u8],
-    ) -> Result<Vec<u8>, ChunkError> {
+    pub(super) fn decompress(&self, size: u64, bytes: &[u8]) -> Result<Vec<u8>, ChunkError> {
         let offset = self.blob.start;
-        let content = self.read(compression, size, bytes).map_err(|cause| ChunkError::Decompress {
-            offset,
-            size,
-            cause,
-        })?;
+        let content =
+            self.read(size, bytes).map_err(|cause| ChunkError::Decompress { offset, size, cause })?;
         if Sha256::digest(&content)[..] != self.sha256 {
             return Err(ChunkError::Digest { offset, size });
         }
         Ok(content)
     }
 
-    fn read(&self, compression: ChunkCompression, size: u64, bytes: &[u8]) -> io::Result<Vec<u8>> {
-        match compression {
+    fn read(&self, size: u64, bytes: &[u8]) -> io::Result<Vec<u8>> {
+        match self.compression {
             ChunkCompression::Gzip => read_part(GzipReader::new(bytes), self.skip, size),
             ChunkCompression::Zstd => {
                 let mut decoder = zstd::stream::read::Decoder::with_buffer(bytes)?;

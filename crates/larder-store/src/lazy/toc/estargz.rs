@@ -9,7 +9,7 @@ use std::ops::Range;
 use larder::reference::Digest;
 use larder_erofs::ErofsTime;
 
-use super::chunk::{ChunkContent, CompressedChunk, TocChunk, skip_bytes};
+use super::chunk::{ChunkCompression, ChunkContent, CompressedChunk, TocChunk, skip_bytes};
 use super::document::read_document;
 use super::error::TocError;
 use super::table::{LastData, MAX_CHUNK_BYTES, TableBuilder, TocEntry, sha256_of};
@@ -92,7 +92,7 @@ impl EStargzToc {
         self.digest
             .check(&document.json)
             .map_err(|found| TocError::Digest { expected: self.digest.clone(), found })?;
-        let mut table = TableBuilder::new(limits, offset);
+        let mut table = TableBuilder::new(ChunkCompression::Gzip, limits, offset);
         read_document(&document.json, |record| table.add(&record))?;
         let (mut table, last) = table.finish()?;
         if blob_size - last.start > MAX_END_BYTES || last.plain > MAX_CHUNK_BYTES + 512 {
@@ -101,7 +101,12 @@ impl EStargzToc {
         let Some(end) = from(last.start) else { return Ok(TocStep::Needs(last.start..blob_size)) };
         let expected = &table.entries[table.entries.len() - last.entries_after..];
         if has_document(end, &last, expected, &options)? {
-            let data = CompressedChunk { blob: place, skip: document.skip, sha256: self.sha256 };
+            let data = CompressedChunk {
+                compression: ChunkCompression::Gzip,
+                blob: place,
+                skip: document.skip,
+                sha256: self.sha256,
+            };
             let chunk = TocChunk { size: document.entry.size, content: ChunkContent::Compressed(data) };
             table.entries.push(TocEntry { entry: document.entry, chunks: vec![chunk] });
         }

@@ -32,8 +32,8 @@ use std::ops::Range;
 use larder_registry::manifest::Descriptor;
 
 #[cfg(test)]
-pub(crate) use chunk::CompressedChunk;
-pub(crate) use chunk::{ChunkCompression, ChunkContent, ChunkReader, TocChunk};
+pub(crate) use chunk::{ChunkCompression, CompressedChunk};
+pub(crate) use chunk::{ChunkContent, ChunkReader, TocChunk};
 pub(crate) use error::TocError;
 pub(crate) use soci::SociToc;
 pub(crate) use span::{GzipSpan, SpanReader};
@@ -80,14 +80,6 @@ impl TocFormat {
         match self {
             TocFormat::Soci(toc) => Some(&toc.ztoc),
             TocFormat::ZstdChunked(_) | TocFormat::EStargz(_) => None,
-        }
-    }
-
-    /// How the chunks are compressed.
-    pub(crate) fn compression(&self) -> ChunkCompression {
-        match self {
-            TocFormat::ZstdChunked(_) => ChunkCompression::Zstd,
-            TocFormat::EStargz(_) | TocFormat::Soci(_) => ChunkCompression::Gzip,
         }
     }
 

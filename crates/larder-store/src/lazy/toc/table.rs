@@ -8,7 +8,7 @@ use std::sync::Arc;
 use larder::reference::Digest;
 use larder_erofs::ErofsTime;
 
-use super::chunk::{ChunkContent, CompressedChunk, TocChunk};
+use super::chunk::{ChunkCompression, ChunkContent, CompressedChunk, TocChunk};
 use super::document::TocRecord;
 use super::error::{TocEntryProblem, TocError, excerpt};
 use super::span::GzipSpan;
@@ -39,6 +39,7 @@ pub(crate) struct TocEntry {
 
 /// Collects the entries of one document.
 pub(super) struct TableBuilder<'a> {
+    compression: ChunkCompression,
     limits: &'a UnpackLimits,
     /// End of all data in the blob.
     data_end: u64,
@@ -91,8 +92,13 @@ pub(super) struct LastData {
 
 impl<'a> TableBuilder<'a> {
     /// `data_end` is where data in the blob end.
-    pub(super) fn new(limits: &'a UnpackLimits, data_end: u64) -> TableBuilder<'a> {
+    pub(super) fn new(
+        compression: ChunkCompression,
+        limits: &'a UnpackLimits,
+        data_end: u64,
+    ) -> TableBuilder<'a> {
         TableBuilder {
+            compression,
             limits,
             data_end,
             entries: Vec::new(),
@@ -186,7 +192,8 @@ impl<'a> TableBuilder<'a> {
                 let sha256 = sha256_of(digest).ok_or_else(|| TocEntryProblem::Digest(excerpt(digest)))?;
                 // The end follows.
                 let blob = record.offset..record.offset;
-                ChunkContent::Compressed(CompressedChunk { blob, skip: record.inner_offset, sha256 })
+                let (compression, skip) = (self.compression, record.inner_offset);
+                ChunkContent::Compressed(CompressedChunk { compression, blob, skip, sha256 })
             }
             "zeros" => ChunkContent::Zeros,
             other => return Err(TocEntryProblem::ChunkType(excerpt(other))),

@@ -109,8 +109,8 @@ fn unpack(blob: &[u8]) -> Vec<(LayerEntry, Vec<u8>)> {
 }
 
 /// Content of an entry by its chunks.
-fn content(format: &TocFormat, entry: &TocEntry, blob: &[u8]) -> Vec<u8> {
-    let mut reader = ChunkReader::new(format.compression());
+fn content(entry: &TocEntry, blob: &[u8]) -> Vec<u8> {
+    let mut reader = ChunkReader::default();
     let pieces = entry.chunks.iter().map(|chunk| match chunk.content.blob() {
         None => vec![0; usize::try_from(chunk.size).unwrap()],
         Some(Range { start, end }) => {
@@ -143,7 +143,7 @@ fn check_entries(name: &str, format: &TocFormat, table: &TableOfContents, blob: 
         };
         assert_eq!(found.entry, LayerEntry { mtime, ..entry.clone() }, "{name}, {path}");
         assert_eq!(found.chunks.iter().map(|chunk| chunk.size).sum::<u64>(), bytes.len() as u64);
-        assert_eq!(content(format, found, blob), *bytes, "{name}, {path}");
+        assert_eq!(content(found, blob), *bytes, "{name}, {path}");
     }
     assert_eq!(table.entries.len(), expected.len(), "{name}");
     table.entries.iter().map(|entry| entry.chunks.len()).max().unwrap_or(0)
@@ -237,7 +237,7 @@ fn a_span_with_other_bytes_is_refused() {
     let range = chunk.content.blob().unwrap();
     let mut bytes = blob[usize::try_from(range.start).unwrap()..usize::try_from(range.end).unwrap()].to_vec();
     bytes[700] ^= 1;
-    let refused = ChunkReader::new(format.compression()).read(chunk, &bytes);
+    let refused = ChunkReader::default().read(chunk, &bytes);
     assert!(matches!(refused, Err(ChunkError::Digest { .. })), "{refused:?}");
 }
 
@@ -297,7 +297,9 @@ fn chunks_lie_between_the_data_around_them() {
     let last = file(r#""size":30,"offset":500,"innerOffset":512"#);
     let table = table_of(&[two, shared, last].join(",")).unwrap();
     let places = table.entries.iter().flat_map(|entry| &entry.chunks).map(|chunk| match &chunk.content {
-        ChunkContent::InPlace | ChunkContent::Span(_) => panic!("no document has this"),
+        ChunkContent::InPlace | ChunkContent::Span(_) => {
+            panic!("no document has this")
+        }
         ChunkContent::Zeros => (chunk.size, 0..0, 0),
         ChunkContent::Compressed(data) => (chunk.size, data.blob.clone(), data.skip),
     });
@@ -310,7 +312,7 @@ fn chunks_lie_between_the_data_around_them() {
 fn few_bytes_are_read_for_a_small_chunk() {
     let blob = vec![0; 1 << 30];
     let limits = UnpackLimits::default();
-    let mut table = table::TableBuilder::new(&limits, blob.len() as u64);
+    let mut table = table::TableBuilder::new(ChunkCompression::Zstd, &limits, blob.len() as u64);
     let json = format!(r#"{{"version":1,"entries":[{}]}}"#, file(r#""size":1000,"offset":1"#));
     document::read_document(json.as_bytes(), |record| table.add(&record)).unwrap();
     let ChunkContent::Compressed(data) = &table.finish().unwrap().0.entries[0].chunks[0].content else {
@@ -562,10 +564,10 @@ fn chunks_are_compared_with_their_digests() {
             ChunkCompression::Zstd => zstd::bulk::compress(plain, 3).unwrap(),
         };
         let sha256 = table::sha256_of(Digest::sha256("the chunk").as_str()).unwrap();
-        let data = CompressedChunk { blob: 100..100 + bytes.len() as u64, skip: 18, sha256 };
-        assert_eq!(data.decompress(compression, 9, &bytes).unwrap(), b"the chunk");
+        let data = CompressedChunk { compression, blob: 100..100 + bytes.len() as u64, skip: 18, sha256 };
+        assert_eq!(data.decompress(9, &bytes).unwrap(), b"the chunk");
         let fails = |data: &CompressedChunk, size, bytes: &[u8]| {
-            data.decompress(compression, size, bytes).unwrap_err().to_string()
+            data.decompress(size, bytes).unwrap_err().to_string()
         };
         assert_eq!(fails(&data, 8, &bytes), "wrong digest of a chunk of 8 bytes at byte 100 of the blob");
         let damaged = "cannot decompress a chunk of 9 bytes at byte 100 of the blob";
@@ -648,8 +650,9 @@ fn a_document_and_a_window_that_need_much_memory_are_refused() {
     std::io::Write::write_all(&mut encoder, &[0; 2000]).unwrap();
     let frame = encoder.finish().unwrap();
     let sha256 = table::sha256_of(Digest::sha256([0; 2000]).as_str()).unwrap();
-    let data = CompressedChunk { blob: 0..frame.len() as u64, skip: 0, sha256 };
-    let error = data.decompress(ChunkCompression::Zstd, 2000, &frame).unwrap_err();
+    let compression = ChunkCompression::Zstd;
+    let data = CompressedChunk { compression, blob: 0..frame.len() as u64, skip: 0, sha256 };
+    let error = data.decompress(2000, &frame).unwrap_err();
     assert!(
         matches!(&error, ChunkError::Decompress { cause, .. } if cause.to_string().contains("memory")),
         "{error:?}"
@@ -709,8 +712,11 @@ proptest! {
         let _ = read(&format, &bytes);
         let (other, format_of_bytes) = zstd_chunked(&String::from_utf8_lossy(&bytes));
         let _ = read(&format_of_bytes, &other);
-        let data = CompressedChunk { blob: 0..bytes.len() as u64, skip: 1, sha256: [0; 32] };
-        prop_assert!(data.decompress(format.compression(), 100, &bytes).is_err());
+        for compression in [ChunkCompression::Gzip, ChunkCompression::Zstd] {
+            let blob = 0..bytes.len() as u64;
+            let data = CompressedChunk { compression, blob, skip: 1, sha256: [0; 32] };
+            prop_assert!(data.decompress(100, &bytes).is_err());
+        }
         let (table, _) = read(&format, &blob).unwrap();
         // Near the end, where the table is.
         let end = blob.len() - 3000;

@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use larder::reference::Digest;
 
+use super::chunk::ChunkCompression;
 use super::document::read_document;
 use super::error::TocError;
 use super::table::{TableBuilder, TableOfContents};
@@ -64,7 +65,7 @@ impl ZstdChunkedToc {
         let size = usize::try_from(self.plain_bytes).unwrap_or(usize::MAX);
         // Into a buffer of the whole size: no window is allocated, whatever the frame says.
         let json = zstd::bulk::decompress(bytes, size).map_err(TocError::Decompress)?;
-        let mut table = TableBuilder::new(limits, self.document.start - FRAME_HEADER);
+        let mut table = TableBuilder::new(ChunkCompression::Zstd, limits, self.document.start - FRAME_HEADER);
         read_document(&json, |record| table.add(&record))?;
         Ok(table.finish()?.0)
     }
