@@ -21,6 +21,7 @@ impl OpenStore {
         let mut leftovers = self.leftover_layers()?;
         leftovers.extend(self.leftover_blobs()?);
         leftovers.extend(self.leftover_indexes().context(doing)?);
+        leftovers.extend(self.leftover_remnants()?);
         for name in names_in(&self.layout.ingests()).context(doing)? {
             if digest_of_name(&name).is_none() {
                 leftovers.push(self.layout.ingests().join(name));

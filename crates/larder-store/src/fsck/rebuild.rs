@@ -260,7 +260,7 @@ fn guessed(layout: &StoreLayout, layer: &ImageLayer) -> Option<RebuiltLayer> {
     };
     let key = layer.key.clone();
     let erofs = ErofsFile::unknown();
-    let record = LayerRecord { key, facts, erofs, usage, present: true, damaged: false, partial: None };
+    let record = LayerRecord { usage, ..LayerRecord::of_file(&key, facts, erofs) };
     Some(RebuiltLayer { record, transfers: Vec::new() })
 }
 

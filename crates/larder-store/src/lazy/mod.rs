@@ -19,6 +19,7 @@ pub(crate) mod fill_activity;
 pub(crate) mod group;
 pub(crate) mod journal;
 mod keeper;
+pub(crate) mod missing_pieces;
 pub(crate) mod partial_layer;
 mod partial_layers;
 pub(crate) mod read_demand;

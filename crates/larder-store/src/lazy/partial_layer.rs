@@ -20,7 +20,6 @@ use larder::backend::RateWindow;
 use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{Advice, SeekFrom, fadvise};
 use rustix::io::Errno;
-use sha2::{Digest as _, Sha256};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
@@ -29,6 +28,7 @@ use super::read_demand::{DemandedRead, ReadDemand};
 use super::skeleton::PlacedChunk;
 use super::start_reads::{ChunkName, StartRecorder};
 use super::toc::{ChunkContent, GzipSpan, SpanReader};
+use crate::erofs::digest::FIRST_BLOCK;
 use crate::unpack::{ContentDiffers, UnfilledLayer};
 
 /// Bytes that are compared at once.
@@ -40,8 +40,6 @@ const FAILED_FOR: Duration = Duration::from_secs(1);
 const PAGE: u64 = 64 << 10;
 /// Time over which the rate of a fill is measured.
 const RATE_WINDOW: Duration = Duration::from_secs(5);
-/// The first block: the writer writes it last.
-const FIRST_BLOCK: u64 = 4096;
 
 /// A read that waits. It fails when it is dropped.
 pub(crate) trait WaitingReader: Send + fmt::Debug {
@@ -67,6 +65,8 @@ pub(crate) struct PartialLayer {
     state: Mutex<PartialState>,
     /// Held while a chunk is written.
     writing: Mutex<()>,
+    /// Whether the metadata has short ends of files.
+    has_inline_tails: bool,
     /// Spans of the blob, if no digests of chunks are known.
     spans: Arc<[Arc<GzipSpan>]>,
     /// Whether the blob that is being unpacked had the digests of these so far.
@@ -163,6 +163,7 @@ impl PartialLayer {
             reads,
             state: Mutex::new(state),
             writing: Mutex::default(),
+            has_inline_tails: false,
             spans: Arc::default(),
             has_right_spans: Arc::default(),
             end: watch::Sender::new(None),
@@ -172,6 +173,11 @@ impl PartialLayer {
     /// The layer whose chunks are verified by the spans that they lie in.
     pub(crate) fn with_spans(self, spans: Arc<[Arc<GzipSpan>]>) -> PartialLayer {
         PartialLayer { spans, ..self }
+    }
+
+    /// The layer whose metadata may have short ends of files.
+    pub(crate) fn with_inline_tails(self, has_inline_tails: bool) -> PartialLayer {
+        PartialLayer { has_inline_tails, ..self }
     }
 
     fn state(&self) -> MutexGuard<'_, PartialState> {
@@ -204,6 +210,7 @@ impl PartialLayer {
         match &self.chunk(number).chunk.content {
             ChunkContent::Compressed(compressed) => Some(ChunkName::from(&compressed.sha256)),
             ChunkContent::Span(chunk) => Some(ChunkName::from(&chunk.mark())),
+            ChunkContent::Piece(piece) => Some(ChunkName::from(piece.sha256())),
             ChunkContent::Zeros | ChunkContent::InPlace => None,
         }
     }
@@ -370,12 +377,12 @@ impl PartialLayer {
     /// Whether the file has the bytes of a chunk, by their digest.
     fn is_written(&self, number: usize) -> io::Result<bool> {
         let PlacedChunk { offset, chunk, .. } = self.chunk(number);
-        let compressed = match &chunk.content {
-            ChunkContent::Compressed(compressed) => compressed,
+        match &chunk.content {
+            ChunkContent::Compressed(_) | ChunkContent::Piece(_) => {}
             // Its compressed bytes show that.
             ChunkContent::Span(_) => return Ok(false),
             ChunkContent::Zeros | ChunkContent::InPlace => return Ok(true),
-        };
+        }
         // Memory may have what the disk has lost.
         let pages = offset - offset % PAGE..self.chunk(number).end().next_multiple_of(PAGE);
         fadvise(&self.file, pages.start, NonZeroU64::new(pages.end - pages.start), Advice::DontNeed)?;
@@ -386,7 +393,7 @@ impl PartialLayer {
         }
         let mut bytes = vec![0; usize::try_from(chunk.size).unwrap_or(usize::MAX)];
         self.file.read_exact_at(&mut bytes, *offset)?;
-        Ok(Sha256::digest(&bytes)[..] == compressed.sha256)
+        Ok(chunk.has_digest(&bytes).unwrap_or_default())
     }
 
     /// Notes that a chunk is there, as it was verified, and lets the reads go on that need no other.
@@ -451,9 +458,11 @@ impl PartialLayer {
             std::mem::take(&mut state.current)
         };
         let is_right = match &chunk.chunk.content {
-            ChunkContent::Compressed(compressed) => Sha256::digest(&whole)[..] == compressed.sha256,
-            ChunkContent::Span(_) => self.has_right_spans.load(Ordering::Acquire),
             ChunkContent::Zeros | ChunkContent::InPlace => return Ok(()),
+            ChunkContent::Span(_) => self.has_right_spans.load(Ordering::Acquire),
+            ChunkContent::Compressed(_) | ChunkContent::Piece(_) => {
+                chunk.chunk.has_digest(&whole).unwrap_or_default()
+            }
         };
         if whole.len() as u64 != chunk.chunk.size || !is_right {
             return Err(differs(chunk.offset));
@@ -527,6 +536,10 @@ impl UnfilledLayer for PartialLayer {
         &self.file
     }
 
+    fn has_inline_tails(&self) -> bool {
+        self.has_inline_tails
+    }
+
     fn verified(&self, blob: Box<dyn Read + Send>) -> Box<dyn Read + Send> {
         if self.spans.is_empty() {
             return blob;
@@ -540,6 +553,7 @@ impl UnfilledLayer for PartialLayer {
 #[cfg(test)]
 mod tests {
     use larder_testkit_peers::OverbookedDisk;
+    use sha2::{Digest as _, Sha256};
 
     use super::*;
     use crate::lazy::toc::{ChunkCompression, CompressedChunk, TocChunk};

@@ -2,7 +2,6 @@
 //!
 //! The ordinary writer makes it, so that the layer's data comes to the same places when the archive is unpacked.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -27,8 +26,6 @@ pub(crate) struct PlacedChunk {
 /// Data that a layer does not have yet.
 #[derive(Debug)]
 pub(crate) struct MissingData {
-    /// Annotations of the layer by which its format is found again.
-    pub(crate) annotations: BTreeMap<String, String>,
     /// In the order of their offsets.
     pub(crate) chunks: Vec<PlacedChunk>,
     /// As in the [table](TableOfContents::spans).

@@ -28,8 +28,8 @@ use crate::lazy::skeleton::MissingData;
 use crate::store::fetch_progress::FetchProgress;
 use crate::store::import::{Import, ImportError};
 use crate::store::{
-    ARCHIVE_RECORD, BlobSource, ClaimRequest, IngestFile, LAYER_FILE, LayerHandle, LayerStaging, Store,
-    StoreError, TransferLogin,
+    ARCHIVE_RECORD, BlobSource, ClaimRequest, IngestFile, LAYER_FILE, LayerHandle, LayerStaging,
+    PartialSource, Store, StoreError, TransferLogin,
 };
 use crate::unpack::{
     FilePlace, LayerDownload, PendingLayer, UnfilledLayer, UnpackOptions, UnpackProgress, UnpackedLayer,
@@ -109,8 +109,8 @@ pub(super) struct StagedLayer {
     pub(super) bytes: LayerBytes,
     /// The blob that was read.
     pub(super) blob: BlobSource,
-    /// Missing data, if that comes later.
-    pub(super) partial: Option<MissingData>,
+    /// Missing data and its source, if that comes later.
+    pub(super) partial: Option<(PartialSource, MissingData)>,
     /// The blob that is the table of contents of that, if there is one.
     pub(super) table: Option<IngestFile>,
 }
@@ -119,8 +119,8 @@ pub(super) struct StagedLayer {
 pub(super) enum FetchedContent {
     /// All of it was unpacked.
     Staged(Box<StagedLayer>),
-    /// It was here and damaged; it is whole now.
-    Repaired(LayerHandle),
+    /// It is in its place: it was damaged, and is whole now, or it was removed, and data follows what was kept.
+    Placed(LayerHandle),
 }
 
 /// Compressed bytes of a layer on this machine.
@@ -217,7 +217,10 @@ impl LayerFetch {
             LayerOrigin::Registry { session, soci, .. } => {
                 self.origin.note(&self.planned, LayerPhase::Fetching);
                 if let Some(layer) = self.repair(session).await? {
-                    return Ok(FetchedContent::Repaired(layer));
+                    return Ok(FetchedContent::Placed(layer));
+                }
+                if let Some(layer) = self.restore(session).await? {
+                    return Ok(FetchedContent::Placed(layer));
                 }
                 match self.fetch_skeleton(session, soci).await? {
                     Some(staged) => staged,

@@ -33,6 +33,7 @@ use super::pull_progress::PullProgress;
 use super::pull_workers::{PullWorkers, blocking};
 use super::read_ahead::{ReadAhead, batches, blob_range};
 use super::soci_index::SociIndex;
+use crate::erofs::ErofsFile;
 use crate::lazy::FetchPurpose;
 use crate::lazy::fill_activity::FillActivity;
 use crate::lazy::partial_layer::PartialLayer;
@@ -41,7 +42,7 @@ use crate::lazy::start_reads::START;
 use crate::lazy::toc::{ChunkReader, TableOfContents, TocFormat, TocStep};
 use crate::store::error::StoreErrorContext as _;
 use crate::store::fetch_progress::FetchProgress;
-use crate::store::{IngestFile, LAYER_FILE, LayerKey, StoreError, TransferLogin};
+use crate::store::{IngestFile, LAYER_FILE, LayerHandle, LayerKey, PartialSource, StoreError, TransferLogin};
 use crate::unpack::{FinishedLayer, UnfilledLayer, UnpackProgress, UnpackedLayer};
 
 /// Ranges that are fetched at once for reads that wait.
@@ -63,8 +64,6 @@ pub(super) struct LayerFill {
     /// The blob that is the table of contents, if there is one.
     table: Option<IngestFile>,
     ingest: IngestFile,
-    /// Layers below it, lowest first.
-    lowers: Vec<LayerKey>,
     key: LayerKey,
     layer: Arc<PartialLayer>,
     activity: Arc<FillActivity>,
@@ -129,8 +128,12 @@ impl LayerFetch {
                 Ok(_) => return Ok(Err("it has hard links to files of other layers".into())),
                 Err(error) => return Ok(Err(larder::error_chain(&error))),
             };
-            let annotations = layer.annotations;
-            let partial = Some(MissingData { annotations, chunks, spans });
+            let source = PartialSource {
+                blob: blob.clone(),
+                annotations: layer.annotations,
+                chain_id: planned.chain_id,
+            };
+            let partial = Some((source, MissingData { chunks, spans }));
             let (bytes, table) = (LayerBytes::Ingest(ingest), table_ingest);
             Ok(Ok(StagedLayer { staging, unpacked, file, bytes, blob, partial, table }))
         };
@@ -216,21 +219,19 @@ pub(super) struct LayerBlob<'a> {
 pub(super) struct PlacedPartial {
     pub(super) key: LayerKey,
     pub(super) file: File,
-    pub(super) filesystem_bytes: u64,
-    pub(super) partial: MissingData,
+    pub(super) erofs: ErofsFile,
+    pub(super) missing: MissingData,
     pub(super) planned: PlannedLayer,
     /// The blob that is the table of contents, if there is one.
     pub(super) table: Option<IngestFile>,
     pub(super) ingest: IngestFile,
-    /// Layers below it, lowest first.
-    pub(super) lowers: Vec<LayerKey>,
     /// Whether an earlier process has begun.
     pub(super) is_resumed: bool,
 }
 
 impl StorePuller {
     /// Whether a layer is pulled lazily, if it has a table of contents.
-    fn is_lazy(&self, planned: &PlannedLayer) -> bool {
+    pub(super) fn is_lazy(&self, planned: &PlannedLayer) -> bool {
         let is_possible = self.store.0.partials.reads().is_some() && planned.files.is_empty();
         is_possible && self.lazy_minimum.is_some_and(|minimum| planned.descriptor.size >= minimum)
     }
@@ -242,21 +243,14 @@ impl StorePuller {
         sessions: Arc<FillSessions>,
         placed: PlacedPartial,
     ) -> Result<(), PullError> {
-        let PlacedPartial {
-            key,
-            file,
-            filesystem_bytes,
-            partial,
-            planned,
-            table,
-            ingest,
-            lowers,
-            is_resumed,
-        } = placed;
-        let MissingData { chunks, spans, .. } = partial;
+        let PlacedPartial { key, file, erofs, missing, planned, table, ingest, is_resumed } = placed;
+        let MissingData { chunks, spans } = missing;
         let (demand, demanded) = mpsc::unbounded_channel();
         let reads = Arc::clone(self.store.0.partials.demand());
-        let layer = PartialLayer::new(file, filesystem_bytes, chunks, demand, reads).with_spans(spans);
+        let filesystem_bytes = erofs.bytes - erofs.implied_bytes;
+        let layer = PartialLayer::new(file, filesystem_bytes, chunks, demand, reads)
+            .with_spans(spans)
+            .with_inline_tails(erofs.has_inline_tails);
         let layer = Arc::new(if is_resumed { layer.started() } else { layer });
         self.layer_sessions.add(key.clone(), &sessions);
         let fill = LayerFill {
@@ -265,7 +259,6 @@ impl StorePuller {
             planned,
             table,
             ingest,
-            lowers,
             activity: self.store.0.partials.activity(&key),
             key: key.clone(),
             layer: Arc::clone(&layer),
@@ -278,6 +271,27 @@ impl StorePuller {
 }
 
 impl StorePuller {
+    /// Guards the reads of a layer that was just placed, and prepares its fill by this session. Within the runtime;
+    /// blocks.
+    pub(super) fn begin_fill(
+        &self,
+        session: &RepositorySession,
+        layer: &LayerHandle,
+        missing: MissingData,
+        planned: PlannedLayer,
+        ingest: IngestFile,
+        table: Option<IngestFile>,
+    ) -> Result<(), PullError> {
+        // Before it is guarded: an open file asks for the data that it reads and writes, or never does.
+        let file = fs_err::OpenOptions::new().read(true).write(true).open(layer.path());
+        let file = file.context("open an incomplete layer")?.into_parts().0;
+        let (image, blob) = (session.image().clone(), planned.descriptor.clone());
+        let sessions = FillSessions::new(self, image, blob, Some(session.clone()));
+        let (key, erofs) = (layer.key().clone(), layer.record().erofs.clone());
+        let placed = PlacedPartial { key, file, erofs, missing, planned, table, ingest, is_resumed: false };
+        self.prepare_fill(Arc::new(sessions), placed)
+    }
+
     /// Fetches the blob of a layer, and unpacks it into the layer.
     pub(super) async fn unpack_into(
         &self,
@@ -419,8 +433,11 @@ impl LayerFill {
     }
 
     async fn attempt_with(&self, session: RepositorySession, workers: &PullWorkers) -> Result<(), PullError> {
-        let LayerFill { planned, ingest, lowers, .. } = self;
-        let blob = LayerBlob { session: &session, planned, ingest, lowers, observer: self.observer() };
+        let LayerFill { planned, ingest, .. } = self;
+        let (store, key) = (self.puller.store.clone(), self.key.clone());
+        let lowers = blocking(move || store.layers_below(&key)).await??;
+        let (lowers, observer) = (&lowers, self.observer());
+        let blob = LayerBlob { session: &session, planned, ingest, lowers, observer };
         let into = Arc::clone(&self.layer) as Arc<dyn UnfilledLayer>;
         let (unpacked, file) = self.puller.unpack_into(blob, into, workers).await?;
         let facts = planned.metadata(&unpacked);

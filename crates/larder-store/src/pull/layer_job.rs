@@ -3,7 +3,7 @@
 //! ```text
 //! the claim        -> Claimed, or Waiting (another pull fetches it), or Present (in the store)
 //! Claimed          -> Fetching -> Unpacked -> Ready (merged with the layers below)
-//! Fetching         -> Present (it was damaged, and is repaired)
+//! Fetching         -> Present (it was damaged, and is repaired, or removed, and data follows what was kept)
 //! Waiting          -> Present, or Unclaimed (the other pull gave up, or is slow)
 //! Present          -> Ready, or Unclaimed (it does not fit on the layers below)
 //! Unclaimed        -> the claim
@@ -32,8 +32,6 @@ use super::error::PullError;
 use super::fetch_layer::{
     CancelUnpackOnDrop, FetchedContent, LayerBytes, LayerFetch, LayerOrigin, StagedLayer,
 };
-use super::fill::PlacedPartial;
-use super::fill_sessions::FillSessions;
 use super::lowers::{check_content, open_lowers};
 use super::plan::{PlannedLayer, PullPlan};
 use super::pull_workers::{PullWorker, blocking};
@@ -41,8 +39,7 @@ use super::spans::merge_span;
 use crate::store::error::StoreErrorContext as _;
 use crate::store::fetch_progress::FetchProgress;
 use crate::store::{
-    ClaimOutcome, ClaimRequest, Claimed, LayerClaim, LayerHandle, LayerKey, LayerWait, PartialSource,
-    StoreError,
+    ClaimOutcome, ClaimRequest, Claimed, LayerClaim, LayerHandle, LayerKey, LayerWait, StoreError,
 };
 use crate::unpack::{UnpackError, UnpackProgress, fits_lowers};
 
@@ -105,8 +102,8 @@ impl<C, W, U, L> LayerState<C, W, U, L> {
         }
     }
 
-    /// The layer was in the store and damaged, and is whole now.
-    fn repaired(self, layer: L) -> Self {
+    /// The layer was placed without being unpacked.
+    fn placed(self, layer: L) -> Self {
         match self {
             LayerState::Fetching(_) => LayerState::Present(layer),
             state => state,
@@ -233,12 +230,12 @@ impl LayerJobs<'_> {
         }
     }
 
-    /// The fetch of a layer has ended. Pulls that wait for a repaired one find it in the store.
+    /// The fetch of a layer has ended. Pulls that wait for a placed one find it in the store.
     fn note_fetched(&mut self, at: usize, fetched: FetchedContent) {
         let job = &mut self.jobs[at];
         match fetched {
             FetchedContent::Staged(staged) => job.update(|state| state.fetched(*staged)),
-            FetchedContent::Repaired(layer) => job.update(|state| state.repaired(layer)),
+            FetchedContent::Placed(layer) => job.update(|state| state.placed(layer)),
         }
     }
 
@@ -356,35 +353,14 @@ impl LayerJobs<'_> {
             let facts = planned.metadata(&unpacked);
             let key = LayerKey::from(id);
             let index = planned.index(unpacked, &file);
-            if let (Some(partial), LayerBytes::Ingest(ingest)) = (partial, &bytes) {
-                let source = PartialSource {
-                    blob,
-                    annotations: partial.annotations.clone(),
-                    chain_id: planned.chain_id.clone(),
-                };
+            if let (Some((source, missing)), LayerBytes::Ingest(ingest)) = (partial, &bytes) {
                 let layer = staging.finish_partial(&key, facts, file.file, source.clone())?;
                 // Another pull has placed the layer in between: it is not this one.
                 if layer.record().partial != Some(source) {
                     return Err(PullError::NotLazily);
                 }
                 let LayerOrigin::Registry { session, .. } = &origin else { return Ok(layer) };
-                // Before it is guarded: an open file asks for the data that it reads and writes, or never does.
-                let file = fs_err::OpenOptions::new().read(true).write(true).open(layer.path());
-                let (file, erofs) = (file.context("open an incomplete layer")?, &layer.record().erofs);
-                let placed = PlacedPartial {
-                    key,
-                    file: file.into_parts().0,
-                    filesystem_bytes: erofs.bytes - erofs.implied_bytes,
-                    partial,
-                    planned,
-                    table,
-                    ingest: ingest.clone(),
-                    lowers: lowers.iter().map(|layer| layer.key().clone()).collect(),
-                    is_resumed: false,
-                };
-                let (image, blob) = (session.image().clone(), placed.planned.descriptor.clone());
-                let sessions = FillSessions::new(&puller, image, blob, Some(session.clone()));
-                puller.prepare_fill(Arc::new(sessions), placed)?;
+                puller.begin_fill(session, &layer, missing, planned, ingest.clone(), table)?;
                 return Ok(layer);
             }
             if matches!(origin, LayerOrigin::Registry { .. }) {
@@ -477,9 +453,9 @@ mod tests {
     }
 
     #[test]
-    fn a_repaired_layer_is_one_of_the_store() {
-        assert_eq!(fetching().repaired("layer"), LayerState::Present("layer"));
-        assert_eq!(TestState::Unclaimed.repaired("layer"), LayerState::Unclaimed, "the claim was released");
+    fn a_placed_layer_is_one_of_the_store() {
+        assert_eq!(fetching().placed("layer"), LayerState::Present("layer"));
+        assert_eq!(TestState::Unclaimed.placed("layer"), LayerState::Unclaimed, "the claim was released");
     }
 
     #[test]

@@ -27,6 +27,7 @@ mod pull_progress;
 mod pull_workers;
 mod pulls_in_progress;
 mod read_ahead;
+mod remnant;
 mod repair;
 mod resume_fills;
 mod soci_index;

@@ -21,6 +21,8 @@ use super::error::PullError;
 use super::fetch_layer::LayerFetch;
 use crate::disk::{DiskSpace, SpaceReserve};
 use crate::erofs::digest::{FilePiece, pieces_of};
+use crate::lazy::group::open_to_check;
+use crate::lazy::missing_pieces::MAX_PART;
 use crate::store::layer_index::LayerIndex;
 use crate::store::{
     BlobSource, ClaimRequest, LAYER_FILE, LayerHandle, LayerKey, LayerMetadata, LayerStaging, Store,
@@ -30,8 +32,6 @@ use crate::unpack::{CompressedPart, DataPlace, UnpackLimits, compressed_parts, d
 
 /// Damaged pieces of a layer that are repaired, at most: they are in memory.
 const MAX_PIECES: usize = 64;
-/// Bytes of memory for a part of the blob and what it becomes.
-const MAX_PART: u64 = 96 << 20;
 /// Zeros that take no space in a layer's file.
 const HOLE: usize = 128 << 10;
 
@@ -131,7 +131,8 @@ impl LayerRepair {
         }
         let ranges: Vec<Range<u64>> =
             damaged.iter().map(|piece| piece.start..piece.start + piece.bytes.len() as u64).collect();
-        let places = data_places(layer.path(), &ranges).map_err(|error| in_words(&error))?;
+        let opened = open_to_check(layer.path()).map_err(|error| in_words(&error))?;
+        let places = data_places(opened, &ranges).map_err(|error| in_words(&error))?;
         let wanted = places.iter().map(|place| place.archive.clone());
         let parts = compressed_parts(&index.checkpoints, wanted, index.head.size).unwrap_or_default();
         let fetched: u64 = parts.iter().map(|part| part.range.end - part.range.start).sum();

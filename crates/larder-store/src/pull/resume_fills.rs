@@ -27,6 +27,8 @@ use crate::unpack::UnpackOptions;
 
 /// Time between two attempts to read the table of contents of a layer of an earlier process.
 const RETRY: Duration = Duration::from_secs(5);
+/// The action that fails when the file of a layer cannot be opened, for its error.
+const OPEN: &str = "open an incomplete layer";
 
 /// What an earlier process left of reads that it guarded.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -122,61 +124,91 @@ impl StorePuller {
     ) -> Result<(), PullError> {
         let Some(partial) = record.partial.clone() else { return Ok(()) };
         let descriptor = partial.descriptor();
-        let PartialSource { blob, annotations, chain_id } = partial;
-        let lost = |reason: String| PullError::Incomplete { digest: record.facts.digest.clone(), reason };
-        let format = TocFormat::of(&descriptor).ok_or_else(|| lost("it has no table of contents".into()))?;
+        let PartialSource { blob, chain_id, .. } = partial;
+        let format = TocFormat::of(&descriptor);
         let diff_id = record.facts.diff_id.clone();
         let planned = PlannedLayer { descriptor, diff_id, chain_id, files: Vec::new() };
-        let store = self.store.clone();
-        let table = blob.table(&format);
+        let (store, format_of_table) = (self.store.clone(), format.clone());
         let ingests = move || {
+            let table = format_of_table.and_then(|format| blob.table(&format));
             let table = table.map(|table| store.ingest(&table)).transpose()?;
             Ok::<_, StoreError>((store.ingest(&blob)?, table))
         };
         let (ingest, table_ingest) = blocking(ingests).await??;
-        let table = TableFetch {
-            puller: self,
-            sessions,
-            blob: format.blob().unwrap_or(&planned.descriptor),
-            ingest: table_ingest.as_ref().unwrap_or(&ingest),
-            source,
+        let missing = match &format {
+            Some(format) => {
+                let table = TableFetch {
+                    puller: self,
+                    sessions,
+                    blob: format.blob().unwrap_or(&planned.descriptor),
+                    ingest: table_ingest.as_ref().unwrap_or(&ingest),
+                    source,
+                };
+                self.missing_by_table(table, format, &planned).await?
+            }
+            None => self.missing_by_index(&record).await?,
         };
-        let table = table.read(&format).await.map_err(lost)?;
-        let (puller, limits, sessions) = (self.clone(), self.config.limits.clone(), Arc::clone(sessions));
+        let (puller, sessions) = (self.clone(), Arc::clone(sessions));
         let resume = move || -> Result<(), PullError> {
             let store = &puller.store;
-            let staging = store.begin_layer()?;
-            let options = UnpackOptions { limits, ..UnpackOptions::default() };
-            let written =
-                write_skeleton(&table, &planned.expected(), &staging.dir().join(LAYER_FILE), &options);
-            let failed = |cause| PullError::Unpack { digest: planned.descriptor.digest.clone(), cause };
-            let (_, _, chunks) = written.map_err(failed)?;
-            let doing = "open an incomplete layer";
-            let file = open_without_events(&store.layer_path(&record.key)).context(doing)?;
-            puller.prepare_fill(
-                sessions,
-                PlacedPartial {
-                    key: record.key.clone(),
-                    file: file.into(),
-                    filesystem_bytes: record.erofs.bytes - record.erofs.implied_bytes,
-                    partial: MissingData { annotations, chunks, spans: table.spans },
-                    lowers: store.layers_below(&record.key)?,
-                    planned,
-                    table: table_ingest,
-                    ingest,
-                    is_resumed: true,
-                },
-            )?;
+            let file = open_without_events(&store.layer_path(&record.key)).context(OPEN)?;
+            let (key, erofs, table) = (record.key.clone(), record.erofs, table_ingest);
+            let placed = PlacedPartial {
+                key,
+                file: file.into(),
+                erofs,
+                missing,
+                planned,
+                table,
+                ingest,
+                is_resumed: true,
+            };
+            puller.prepare_fill(sessions, placed)?;
             store.0.partials.start_again(&record.key);
             Ok(())
         };
         blocking(resume).await?
     }
+
+    /// What is missing of a layer by its table of contents.
+    async fn missing_by_table(
+        &self,
+        table: TableFetch<'_>,
+        format: &TocFormat,
+        planned: &PlannedLayer,
+    ) -> Result<MissingData, PullError> {
+        let digest = planned.descriptor.digest.clone();
+        let table = table.read(format).await;
+        let table = table.map_err(|reason| PullError::Incomplete { digest: digest.clone(), reason })?;
+        let (store, planned, limits) = (self.store.clone(), planned.clone(), self.config.limits.clone());
+        let missing = move || -> Result<MissingData, PullError> {
+            let staging = store.begin_layer()?;
+            let options = UnpackOptions { limits, ..UnpackOptions::default() };
+            let written =
+                write_skeleton(&table, &planned.expected(), &staging.dir().join(LAYER_FILE), &options);
+            let (_, _, chunks) = written.map_err(|cause| PullError::Unpack { digest, cause })?;
+            Ok(MissingData { chunks, spans: table.spans })
+        };
+        blocking(missing).await?
+    }
+
+    /// What is missing of a layer by its own index.
+    async fn missing_by_index(&self, record: &LayerRecord) -> Result<MissingData, PullError> {
+        let (store, record) = (self.store.clone(), record.clone());
+        let missing = move || -> Result<MissingData, PullError> {
+            let file = open_without_events(&store.layer_path(&record.key)).context(OPEN)?;
+            let missing = store.missing_pieces(&file.into(), &record)?;
+            let missing = missing.map(|chunks| MissingData { chunks, spans: Arc::default() });
+            let (digest, reason) = (record.facts.digest, |error| larder::error_chain(&error));
+            missing.map_err(|error| PullError::Incomplete { digest, reason: reason(error) })
+        };
+        blocking(missing).await?
+    }
 }
 
 impl Store {
     /// The layers below one, the lowest first: in an image, or in a snapshot or mount that has outlived it.
-    fn layers_below(&self, key: &LayerKey) -> Result<Vec<LayerKey>, StoreError> {
+    pub(super) fn layers_below(&self, key: &LayerKey) -> Result<Vec<LayerKey>, StoreError> {
         let stack = self.stack_with(key)?.unwrap_or_default();
         Ok(stack.into_iter().take_while(|layer| layer != key).collect())
     }

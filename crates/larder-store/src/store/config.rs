@@ -27,6 +27,9 @@ pub struct StoreConfig {
     pub ingest_sync: Duration,
     /// Space that must stay free while layers are extracted for mounts. Default 64 MiB and 1,000 inodes, as for pulls.
     pub reserve: DiskSpace,
+    /// Whether the metadata of removed layers is kept, within one percent of the filesystem, so that they can be pulled
+    /// lazily. Default false.
+    pub keep_remnants: bool,
     /// How EROFS layers are mounted; `None`, the default: as the kernel can.
     pub erofs_mount: Option<LayerMountKind>,
 }
@@ -40,6 +43,7 @@ impl Default for StoreConfig {
             ingest_keep: Duration::from_secs(24 * 60 * 60),
             ingest_sync: Duration::from_secs(30),
             reserve: DiskSpace { bytes: 64 << 20, inodes: 1000 },
+            keep_remnants: false,
             erofs_mount: None,
         }
     }

@@ -51,6 +51,8 @@ pub(crate) const SNAPSHOTS: DbTable = DbTable("snapshots");
 pub(crate) const SNAPSHOT_CHILDREN: DbTable = DbTable("snapshot-children");
 /// Repository to the [`StartReads`](crate::lazy::start_reads::StartReads) of its images.
 pub(crate) const START_READS: DbTable = DbTable("start-reads");
+/// Layer key to [`RemnantRecord`](super::remnants::RemnantRecord).
+pub(crate) const REMNANTS: DbTable = DbTable("remnants");
 /// Records about the store as a whole.
 pub(crate) const META: DbTable = DbTable("meta");
 

@@ -165,7 +165,9 @@ impl OpenStore {
     /// Indexes of layers that are not here, and files that are none.
     pub(crate) fn leftover_indexes(&self) -> io::Result<Vec<PathBuf>> {
         let mut leftovers = names_in(&self.layout.indexes())?;
-        leftovers.retain(|name| !LayerKey::parse(name).is_some_and(|key| self.layout.layer(&key).exists()));
+        let is_needed =
+            |key: LayerKey| self.layout.layer(&key).exists() || self.layout.remnant(&key).exists();
+        leftovers.retain(|name| !LayerKey::parse(name).is_some_and(is_needed));
         Ok(leftovers.into_iter().map(|name| self.layout.indexes().join(name)).collect())
     }
 }

@@ -374,6 +374,7 @@ impl OpenStore {
         };
         write(&record)?;
         record.usage = self.measure_layer(path, &record.key)?;
+        record.remnant = self.remnant_space(&record);
         if record.partial.is_some() {
             record.usage.bytes = record.usage.bytes.max(record.erofs.bytes);
         }

@@ -98,6 +98,16 @@ impl StoreLayout {
         self.indexes().join(key.as_str())
     }
 
+    /// Made with the first remnant.
+    pub(crate) fn remnants(&self) -> PathBuf {
+        self.root.join("remnants")
+    }
+
+    /// What is kept of a removed layer.
+    pub(crate) fn remnant(&self, key: &LayerKey) -> PathBuf {
+        self.remnants().join(key.as_str())
+    }
+
     pub(crate) fn ingests(&self) -> PathBuf {
         self.root.join("ingest")
     }

@@ -44,6 +44,7 @@ mod reclaim;
 pub(crate) mod records;
 mod recover;
 pub(crate) mod references;
+pub(crate) mod remnants;
 mod remove;
 mod resumable_layers;
 pub(crate) mod resumable_list;

@@ -113,8 +113,9 @@ impl Store {
         discarded?;
         self.0.end_leases(rule)?;
         let unused = self.0.sweep()?;
+        let remnants = self.0.discard_remnants(&self.0.excess_remnants()?)?;
         self.empty_trash()?;
-        freed.layers += unused;
+        freed.layers += unused + remnants;
         Ok(())
     }
 
@@ -125,6 +126,7 @@ impl Store {
         let rule = &self.0.reclaim_rule(ReclaimTrigger::Schedule, now);
         self.0.discard_resumable(rule, &mut ReclaimableSpace::default())?;
         self.0.end_leases(rule)?;
+        self.0.discard_remnants(&self.0.excess_remnants()?)?;
         self.0.sweep().map(drop)
     }
 
@@ -181,7 +183,9 @@ impl OpenStore {
             unused.iter().map(usage).sum::<DbResult<DiskSpace>>()
         })?;
         let trash = self.trash_usage()?;
-        Ok(ReclaimableSpace { downloads, layers: resumable + unused, trash, ..ReclaimableSpace::default() })
+        let remnants = self.excess_remnants()?.iter().map(|remnant| remnant.layer.remnant).sum::<DiskSpace>();
+        let layers = resumable + unused + remnants;
+        Ok(ReclaimableSpace { downloads, layers, trash, ..ReclaimableSpace::default() })
     }
 
     /// Moves ingests and resumable layers to the trash. Adds each to `freed`.

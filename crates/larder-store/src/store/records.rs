@@ -177,8 +177,10 @@ pub struct LayerRecord {
     /// Size and digest of its file, but for the copy of this record at its end. With implied directories, a layer that
     /// is kept under its diff ID fitted the layers that it was unpacked on; whether it fits others must be checked.
     pub erofs: ErofsFile,
-    /// Disk usage of the layer's file.
+    /// Disk usage of the layer's file, and of its index.
     pub usage: DiskSpace,
+    /// Of it, what a remnant takes, which may be kept when the layer is removed.
+    pub remnant: DiskSpace,
     /// True if the file exists. False once it was found missing.
     pub present: bool,
     /// `fsck` found it damaged. It is retained until the next pull or load of an image with it replaces it.
@@ -193,7 +195,8 @@ pub struct LayerRecord {
 pub struct PartialSource {
     /// The blob of the repository that sends it.
     pub blob: BlobSource,
-    /// Annotations of the blob, which say where its table of contents is and what digest that has.
+    /// Annotations of the blob, which say where its table of contents is and what digest that has. Empty if the data is
+    /// fetched by the layer's own index.
     pub annotations: BTreeMap<String, String>,
     /// Identity of the layer on top of those below it.
     pub chain_id: Digest,
@@ -201,9 +204,9 @@ pub struct PartialSource {
 
 impl LayerRecord {
     /// The record of a complete layer, which was not measured.
-    pub(super) fn of_file(key: &LayerKey, facts: LayerMetadata, erofs: ErofsFile) -> LayerRecord {
-        let (key, usage) = (key.clone(), DiskSpace::default());
-        LayerRecord { key, facts, erofs, usage, present: true, damaged: false, partial: None }
+    pub(crate) fn of_file(key: &LayerKey, facts: LayerMetadata, erofs: ErofsFile) -> LayerRecord {
+        let (key, usage, remnant) = (key.clone(), DiskSpace::ZERO, DiskSpace::ZERO);
+        LayerRecord { key, facts, erofs, usage, remnant, present: true, damaged: false, partial: None }
     }
 
     /// Returns true when the layer looks the same on top of any layers: its archive implies no directory.

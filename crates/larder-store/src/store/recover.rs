@@ -18,6 +18,7 @@ impl OpenStore {
         self.recover_staging()?;
         self.recover_layers()?;
         self.sweep()?;
+        self.recover_remnants()?;
         self.recover_indexes()?;
         self.recover_blobs()?;
         self.recover_names()?;

@@ -19,6 +19,7 @@ use super::images::find;
 use super::names::delete_names;
 use super::records::{ImageRecord, LayerKey, LayerRecord, LeaseRecord, MountRecord, PartialSource};
 use super::references::{ReferenceCounts, ReferencedItem};
+use super::remnants::RemovedLayer;
 use super::snapshot_records::each_snapshot_layer;
 use super::usage::taken;
 use crate::disk::{DiskSpace, SizeAccuracy};
@@ -95,7 +96,7 @@ impl OpenStore {
             let needed = ReferencedContent::beside_images(writer, &self.references, |_| true)?;
             let mut freed = FreedContent::default();
             for key in record.keys() {
-                freed.layer_unless_needed(writer, &needed, key)?;
+                freed.layer_unless_needed(self, writer, &needed, key)?;
             }
             for digest in record.blobs() {
                 freed.blob_unless_needed(writer, &needed, digest)?;
@@ -129,7 +130,7 @@ impl OpenStore {
             let needed = ReferencedContent::beside_images(writer, &self.references, |_| true)?;
             let mut freed = FreedContent::default();
             for key in &layers {
-                freed.layer_unless_needed(writer, &needed, key)?;
+                freed.layer_unless_needed(self, writer, &needed, key)?;
             }
             Ok(freed)
         })?;
@@ -140,7 +141,10 @@ impl OpenStore {
 
     fn discard_freed(&self, freed: &FreedContent) -> std::io::Result<()> {
         for key in &freed.layers {
-            self.discard_layer(key)?;
+            match freed.remnants.iter().find(|(layer, _)| layer.key == *key) {
+                Some(removed) => self.reduce_to_remnant(removed)?,
+                None => self.discard_layer(key)?,
+            }
         }
         for digest in &freed.blobs {
             self.discard(&self.layout.blob(digest))?;
@@ -210,6 +214,8 @@ impl<'a> ReferencedContent<'a> {
 #[derive(Default)]
 struct FreedContent {
     layers: Vec<LayerKey>,
+    /// Those of them of which something is kept.
+    remnants: Vec<RemovedLayer>,
     blobs: Vec<Digest>,
     usage: DiskSpace,
 }
@@ -217,6 +223,7 @@ struct FreedContent {
 impl FreedContent {
     fn layer_unless_needed(
         &mut self,
+        store: &OpenStore,
         writer: &DbTransaction,
         needed: &ReferencedContent<'_>,
         key: &LayerKey,
@@ -227,7 +234,10 @@ impl FreedContent {
         if let Some(layer) = writer.get::<LayerRecord>(LAYERS, key.as_str())?
             && layer.present
         {
-            self.usage += layer.usage;
+            let removed = store.removed_layer(writer, &layer)?;
+            let kept = removed.as_ref().map_or(DiskSpace::ZERO, |(layer, _)| layer.remnant);
+            self.usage += kept.shortfall_to(layer.usage);
+            self.remnants.extend(removed);
         }
         writer.delete(LAYERS, key.as_str())?;
         writer.delete(TRANSFERS, key.as_str())?;

@@ -41,12 +41,21 @@ impl OpenStore {
         Ok(())
     }
 
-    /// Moves a layer's file to the trash, whichever pull it was retained for, and removes its index.
+    /// Moves a layer's file to the trash, whichever pull it was retained for, and removes its index, unless a remnant
+    /// of the layer needs it.
     pub(crate) fn discard_layer(&self, key: &LayerKey) -> io::Result<()> {
+        self.discard_layer_file(key)?;
+        if self.layout.remnant(key).exists() {
+            return Ok(());
+        }
+        self.disk.remove_file(&self.layout.index(key))
+    }
+
+    /// Moves a layer's file to the trash, whichever pull it was retained for.
+    pub(super) fn discard_layer_file(&self, key: &LayerKey) -> io::Result<()> {
         self.partials.forget(key);
         self.forget_verified(key);
-        self.make_way(key)?;
-        self.disk.remove_file(&self.layout.index(key))
+        self.make_way(key)
     }
 
     /// Moves a layer's file to the trash, for one that replaces it. If it is being filled, that goes on: overlays that

@@ -10,6 +10,15 @@ use super::error::StoreError;
 use super::handle::Store;
 use super::references::ReferencedItem;
 use super::usage::{each_layers_users, layer_users_beside_images, layers};
+use crate::disk::DiskSpace;
+
+/// What references the part of a layer that stays when the layer is removed.
+const KEPT: &str = "the next pull of the layer";
+
+/// ID of the part of a layer that stays when the layer is removed.
+fn kept_part(key: &str) -> LayerId {
+    format!("{key}/kept").into()
+}
 
 impl Store {
     /// All images with their layers, those that lack one included, and what else references a layer: leases, mounts,
@@ -24,18 +33,21 @@ impl Store {
                     pulling.then(|| "an in-flight pull".to_owned())
                 };
                 let referenced_by = others.remove(&layer.key).or_else(pulled);
+                let (freed, kept) = self.0.freed_and_kept(&layer);
+                let estimated = self.estimates_sizes();
                 let id = layer.key.as_str().into();
-                sharing.add(MeasuredLayer {
-                    id,
-                    amount: layer.usage,
-                    estimated: self.estimates_sizes(),
-                    referenced_by,
-                });
+                sharing.add(MeasuredLayer { id, amount: freed, estimated, referenced_by });
+                if kept != DiskSpace::ZERO {
+                    let (id, referenced_by) = (kept_part(layer.key.as_str()), Some(KEPT.to_owned()));
+                    sharing.add(MeasuredLayer { id, amount: kept, estimated, referenced_by });
+                }
             }
             let mut of: HashMap<String, Vec<LayerId>> = HashMap::new();
             each_layers_users(reader, |key, users| {
+                let parts = [key.into(), kept_part(key)].into_iter().filter(|part| sharing.contains(part));
+                let parts: Vec<LayerId> = parts.collect();
                 for user in users {
-                    of.entry(user.clone()).or_default().push(key.into());
+                    of.entry(user.clone()).or_default().extend(parts.iter().cloned());
                 }
             })?;
             let own = self.0.own_files(reader)?;

@@ -29,6 +29,8 @@ pub struct StoreUsage {
     pub shared_layers: DiskSpace,
     /// Manifests and configs, and the copies of image records.
     pub blobs: DiskSpace,
+    /// What is kept of removed layers, with their indexes.
+    pub remnants: DiskSpace,
     /// Blobs being fetched, or partially fetched.
     pub ingest: DiskSpace,
     /// Layers being unpacked.
@@ -46,7 +48,7 @@ pub struct StoreUsage {
 impl StoreUsage {
     /// The sum, equal to `du` of the store.
     pub fn total(&self) -> DiskSpace {
-        let files = self.layers + self.blobs + self.ingest + self.staging + self.trash;
+        let files = self.layers + self.remnants + self.blobs + self.ingest + self.staging + self.trash;
         files + self.mounts + self.extracted + self.database
     }
 }
@@ -86,7 +88,7 @@ pub struct ImageUsage {
     pub own: DiskSpace,
     /// Total disk usage: the sum of the two below.
     pub total: DiskSpace,
-    /// Of it, what other images, leases, mounts or pulls under way also need.
+    /// Of it, what other images, leases, mounts or pulls under way also need, or what stays for the next pull.
     pub shared: DiskSpace,
     /// Of it, what removing just this image frees.
     pub unique: DiskSpace,
@@ -112,9 +114,10 @@ impl ImageUsage {
         }
     }
 
-    fn add(&mut self, layer: &LayerUsage, shared: bool) {
+    fn add(&mut self, layer: &LayerUsage, (freed, kept): (DiskSpace, DiskSpace), shared: bool) {
         self.total += layer.usage;
-        *(if shared { &mut self.shared } else { &mut self.unique }) += layer.usage;
+        self.shared += kept;
+        *(if shared { &mut self.shared } else { &mut self.unique }) += freed;
         self.compressed_bytes = self.compressed_bytes.saturating_add(layer.facts.compressed_bytes);
     }
 }
@@ -124,6 +127,7 @@ impl ImageUsage {
 pub(super) struct LayerUsage {
     pub(super) key: LayerKey,
     pub(super) usage: DiskSpace,
+    pub(super) remnant: DiskSpace,
     facts: LayerArchiveSize,
     present: bool,
 }
@@ -191,6 +195,12 @@ fn each_users(source: &impl DbRead, prefix: &str, mut visit: impl FnMut(&str, &[
 }
 
 impl OpenStore {
+    /// Divides the disk usage of a layer into what its removal frees, and its remnant.
+    pub(super) fn freed_and_kept(&self, layer: &LayerUsage) -> (DiskSpace, DiskSpace) {
+        let kept = if self.config.keep_remnants { layer.remnant } else { DiskSpace::ZERO };
+        (kept.shortfall_to(layer.usage), kept)
+    }
+
     /// Returns the disk usage of each image beside its layers, in whole blocks: config, manifests, the copy of its
     /// record. A blob that several images have is private to none of them. What cannot be measured counts 0, so that
     /// it is not promised.
@@ -261,6 +271,7 @@ impl Store {
             promised: promised.total(),
             shared_layers,
             blobs: measured(&layout.blobs())? + measured(&layout.images())?,
+            remnants: self.0.remnant_usage()?,
             ingest: measured(&layout.ingests())?,
             staging: measured(&layout.staging())?,
             trash: measured(&layout.trash())?,
@@ -270,6 +281,7 @@ impl Store {
                 + taken(&log_of(&layout.database()))
                 + measured(&layout.lock())?
                 + measured(&layout.format())?
+                + taken(&layout.guard())
                 + measure_one(&layout.layers()).context(doing)?
                 + taken(&layout.indexes())
                 + measure_one(layout.root()).context(doing)?,
@@ -303,7 +315,7 @@ impl Store {
                         next += images[next..].partition_point(|image| image.id.as_str() < user.as_str());
                     }
                     if let Some(image) = images.get_mut(next).filter(|image| image.id.as_str() == user) {
-                        image.add(layer, is_shared);
+                        image.add(layer, self.0.freed_and_kept(layer), is_shared);
                         next += 1;
                     }
                 }

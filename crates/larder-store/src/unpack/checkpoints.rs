@@ -195,16 +195,31 @@ pub(crate) fn compressed_parts(
                 last.plain.end = plain.end.max(last.plain.end);
             }
             _ => {
-                let start = checkpoint.compressed.saturating_sub(u64::from(checkpoint.needs_last_byte()));
-                let plain = checkpoint.plain..plain.end;
-                parts.push(CompressedPart { checkpoint: checkpoint.clone(), range: start..end, plain });
+                parts.push(CompressedPart::from(checkpoint, end, plain.end));
             }
         }
     }
     Some(parts)
 }
 
+/// The parts from each checkpoint to the next one. `size` is that of the blob, `plain` that of the archive.
+pub(crate) fn parts_between(checkpoints: &[Checkpoint], size: u64, plain: u64) -> Vec<CompressedPart> {
+    let ends = checkpoints.iter().skip(1).map(|next| (next.compressed, next.plain));
+    let parts = checkpoints.iter().zip(ends.chain([(size, plain)]));
+    parts.map(|(checkpoint, (end, plain_end))| CompressedPart::from(checkpoint, end, plain_end)).collect()
+}
+
 impl CompressedPart {
+    /// The part from a checkpoint to the byte of the blob that is enough for the plain bytes up to `plain_end`.
+    fn from(checkpoint: &Checkpoint, end: u64, plain_end: u64) -> CompressedPart {
+        let start = checkpoint.compressed.saturating_sub(u64::from(checkpoint.needs_last_byte()));
+        CompressedPart {
+            checkpoint: checkpoint.clone(),
+            range: start..end.max(start),
+            plain: checkpoint.plain..plain_end.max(checkpoint.plain),
+        }
+    }
+
     /// Bytes of memory that its bytes take, compressed and plain.
     pub(crate) fn memory(&self) -> u64 {
         let length = |range: &Range<u64>| range.end.saturating_sub(range.start);

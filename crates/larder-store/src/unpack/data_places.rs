@@ -1,10 +1,12 @@
 //! Finds the data of a layer's file in the layer's archive.
 
+use std::fs::File;
 use std::ops::Range;
-use std::path::Path;
+
+use larder_erofs::ErofsReader;
 
 use super::archive::{LayerArchive, LayerEntry, LayerEntryKind};
-use super::merged_layers::{MergedLayers, open_layer};
+use super::merged_layers::MergedLayers;
 use super::rebuild_archive::{RebuildError, find_file, open};
 use super::stream::TarStream;
 use super::{UnpackError, UnpackOptions};
@@ -22,9 +24,10 @@ pub(crate) struct DataPlace {
 /// a later place counts. Metadata, and data that is not the archive's, has no place.
 ///
 /// The record of the archive and the metadata must not be damaged, or the places are wrong.
-pub(crate) fn data_places(file: &Path, ranges: &[Range<u64>]) -> Result<Vec<DataPlace>, RebuildError> {
+pub(crate) fn data_places(file: File, ranges: &[Range<u64>]) -> Result<Vec<DataPlace>, RebuildError> {
     let unreadable = |error| RebuildError::Record(UnpackError::Read(error));
-    let layer = MergedLayers::new(vec![open_layer(file).map_err(unreadable)?]).map_err(unreadable)?;
+    let layer = ErofsReader::open(file).map_err(|error| unreadable(error.into()))?;
+    let layer = MergedLayers::new(vec![layer]).map_err(unreadable)?;
     let options = UnpackOptions::for_accepted_layer();
     let mut feed = open(&layer)?;
     let mut archive = LayerArchive::new(TarStream::new(&mut feed, None, &options), &options);
@@ -95,7 +98,7 @@ mod tests {
     use larder_testkit::archive::{TarBuilder, TarBuilderEntry, edge_case_layers};
 
     use super::*;
-    use crate::unpack::{ExpectedLayer, unpack_layer};
+    use crate::unpack::{ExpectedLayer, open_layer, unpack_layer};
 
     /// Files with holes, files of the same name, and several names of one file.
     fn odd_files() -> Vec<u8> {
@@ -134,7 +137,7 @@ mod tests {
             // Ranges whose ends lie in files.
             let ranges: Vec<_> = (0..file.len() as u64).step_by(70_001).collect();
             let ranges: Vec<_> = ranges.windows(2).map(|pair| pair[0]..pair[1] - 1).collect();
-            for place in data_places(&path, &ranges).unwrap() {
+            for place in data_places(fs_err::File::open(&path).unwrap().into_parts().0, &ranges).unwrap() {
                 let data = &archive[at(place.archive.start)..at(place.archive.end)];
                 let places = at(place.offset)..at(place.offset) + data.len();
                 found[places.clone()].copy_from_slice(data);

@@ -123,6 +123,11 @@ impl LayerUsageIndex {
         others.flat_map(|(_, image)| image.layers.iter().copied()).collect()
     }
 
+    /// Whether there is a layer of this id.
+    pub fn contains(&self, id: &LayerId) -> bool {
+        self.index.contains_key(id)
+    }
+
     /// The layer of this id.
     pub(super) fn get(&self, id: &LayerId) -> Option<&MeasuredLayer> {
         self.index.get(id).map(|&at| &self.all[at as usize])

@@ -7,11 +7,9 @@ use std::sync::Arc;
 use sha2::{Digest as _, Sha256};
 
 use super::error::ChunkError;
+use super::piece::{MAX_WINDOW_LOG, MissingPiece, PieceReader};
 use super::span::{GzipSpan, SpanChunk};
 use crate::unpack::GzipReader;
-
-/// Base-2 logarithm of the largest window, as for whole layers. Of a window, only as much is touched as comes out.
-const MAX_WINDOW_LOG: u32 = 27;
 
 /// How a chunk is compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,8 +36,21 @@ pub(crate) enum ChunkContent {
     Compressed(CompressedChunk),
     /// In a span of a gzip blob.
     Span(SpanChunk),
+    /// A piece of the layer: its index says where the data is in the blob.
+    Piece(Arc<MissingPiece>),
     /// In the layer already, unless it is damaged; not of a table of contents.
     InPlace,
+}
+
+impl TocChunk {
+    /// Whether these bytes have its digest; `None` if it has none.
+    pub(crate) fn has_digest(&self, bytes: &[u8]) -> Option<bool> {
+        match &self.content {
+            ChunkContent::Compressed(data) => Some(Sha256::digest(bytes)[..] == data.sha256),
+            ChunkContent::Piece(piece) => Some(piece.is_right(bytes)),
+            ChunkContent::Zeros | ChunkContent::Span(_) | ChunkContent::InPlace => None,
+        }
+    }
 }
 
 impl ChunkContent {
@@ -48,6 +59,7 @@ impl ChunkContent {
         match self {
             ChunkContent::Compressed(data) => Some(&data.blob),
             ChunkContent::Span(data) => Some(&data.span.blob),
+            ChunkContent::Piece(piece) => Some(piece.blob()),
             ChunkContent::Zeros | ChunkContent::InPlace => None,
         }
     }
@@ -70,6 +82,7 @@ pub(crate) struct CompressedChunk {
 pub(crate) struct ChunkReader {
     /// The last span, and its plain bytes: it may have many chunks.
     span: Option<(Arc<GzipSpan>, Vec<u8>)>,
+    pieces: PieceReader,
 }
 
 impl ChunkReader {
@@ -90,6 +103,7 @@ impl ChunkReader {
                     cause: io::ErrorKind::UnexpectedEof.into(),
                 })
             }
+            ChunkContent::Piece(piece) => self.pieces.read(piece, chunk.size, bytes),
             ChunkContent::Zeros | ChunkContent::InPlace => Ok(Vec::new()),
         }
     }

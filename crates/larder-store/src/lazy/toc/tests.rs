@@ -297,7 +297,7 @@ fn chunks_lie_between_the_data_around_them() {
     let last = file(r#""size":30,"offset":500,"innerOffset":512"#);
     let table = table_of(&[two, shared, last].join(",")).unwrap();
     let places = table.entries.iter().flat_map(|entry| &entry.chunks).map(|chunk| match &chunk.content {
-        ChunkContent::InPlace | ChunkContent::Span(_) => {
+        ChunkContent::InPlace | ChunkContent::Span(_) | ChunkContent::Piece(_) => {
             panic!("no document has this")
         }
         ChunkContent::Zeros => (chunk.size, 0..0, 0),

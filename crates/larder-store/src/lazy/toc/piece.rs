@@ -1,0 +1,137 @@
+//! Pieces of a layer, each with a digest, whose data is decompressed from parts of the layer's blob.
+
+use std::collections::VecDeque;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+use sha2::{Digest as _, Sha256};
+
+use super::error::ChunkError;
+use crate::unpack::{CompressedPart, DataPlace, DetectedCompression};
+
+/// Base-2 logarithm of the largest window, as for whole layers. Of a window, only as much is touched as comes out.
+pub(super) const MAX_WINDOW_LOG: u32 = 27;
+/// Parts whose plain bytes are kept for the next piece.
+const KEPT_PARTS: usize = 2;
+
+/// Data of a piece that is missing: all of the piece but metadata.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct MissingPiece {
+    /// Of the whole piece.
+    sha256: [u8; 32],
+    /// Metadata of the piece before its data, and behind it.
+    around: (Box<[u8]>, Box<[u8]>),
+    /// Its data in the archive; a later place counts. Offsets are those in the data.
+    places: Vec<DataPlace>,
+    /// What is decompressed for it, in the order of the blob.
+    parts: Vec<Arc<BlobPart>>,
+    /// Bytes of the blob that have all parts.
+    blob: Range<u64>,
+}
+
+/// A part of a blob, from one checkpoint to another.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct BlobPart {
+    pub(crate) compression: DetectedCompression,
+    pub(crate) part: CompressedPart,
+}
+
+impl MissingPiece {
+    /// A piece with this digest, whose data lies between these bytes of metadata. `None` if the parts, in the order of
+    /// the blob, do not have all places.
+    pub(crate) fn new(
+        sha256: [u8; 32],
+        around: (Box<[u8]>, Box<[u8]>),
+        places: Vec<DataPlace>,
+        parts: &[Arc<BlobPart>],
+    ) -> Option<MissingPiece> {
+        let start = places.iter().map(|place| place.archive.start).min()?;
+        let end = places.iter().map(|place| place.archive.end).max()?;
+        let first = parts.partition_point(|part| part.part.plain.end <= start);
+        let parts = parts[first..].iter().take_while(|part| part.part.plain.start < end);
+        let parts: Vec<Arc<BlobPart>> = parts.cloned().collect();
+        let (first, last) = (&parts.first()?.part, &parts.last()?.part);
+        let has_all = first.plain.start <= start && end <= last.plain.end;
+        let blob = first.range.start..last.range.end;
+        has_all.then_some(MissingPiece { sha256, around, places, parts, blob })
+    }
+
+    /// Whether these bytes are its data.
+    pub(crate) fn is_right(&self, data: &[u8]) -> bool {
+        let (before, behind) = &self.around;
+        let digest = Sha256::new().chain_update(before).chain_update(data).chain_update(behind);
+        digest.finalize()[..] == self.sha256
+    }
+
+    /// Digest of the piece.
+    pub(crate) fn sha256(&self) -> &[u8; 32] {
+        &self.sha256
+    }
+
+    /// Bytes of the blob that are enough for it.
+    pub(crate) fn blob(&self) -> &Range<u64> {
+        &self.blob
+    }
+}
+
+/// Decompresses pieces, one after the other.
+#[derive(Default)]
+pub(crate) struct PieceReader {
+    /// Parts that were decompressed last.
+    parts: VecDeque<(Arc<BlobPart>, Vec<u8>)>,
+}
+
+impl PieceReader {
+    /// Reads the data of a piece from the bytes of [`MissingPiece::blob`], and verifies it.
+    pub(crate) fn read(
+        &mut self,
+        piece: &MissingPiece,
+        size: u64,
+        bytes: &[u8],
+    ) -> Result<Vec<u8>, ChunkError> {
+        let failed = |cause| ChunkError::Decompress { offset: piece.blob.start, size, cause };
+        let mut data = vec![0; at(size)];
+        for part in &piece.parts {
+            let plain = self.part(part, piece.blob.start, bytes).map_err(failed)?;
+            let of_part = &part.part.plain;
+            for place in &piece.places {
+                let archive = place.archive.start.max(of_part.start)..place.archive.end.min(of_part.end);
+                if archive.is_empty() {
+                    continue;
+                }
+                let to = at(place.offset + (archive.start - place.archive.start));
+                let from = at(archive.start - of_part.start);
+                let length = at(archive.end - archive.start);
+                data[to..to + length].copy_from_slice(&plain[from..from + length]);
+            }
+        }
+        if piece.is_right(&data) {
+            Ok(data)
+        } else {
+            Err(ChunkError::Digest { offset: piece.blob.start, size })
+        }
+    }
+
+    /// Plain bytes of a part; `bytes` begin at `start` of the blob.
+    fn part(&mut self, part: &Arc<BlobPart>, start: u64, bytes: &[u8]) -> io::Result<&[u8]> {
+        let known = self.parts.iter().position(|(known, _)| Arc::ptr_eq(known, part));
+        let known = if let Some(known) = known {
+            known
+        } else {
+            let range = &part.part.range;
+            let bytes = &bytes[at(range.start - start)..at(range.end - start)];
+            let plain = part.part.decompress(part.compression, bytes, MAX_WINDOW_LOG)?;
+            if self.parts.len() == KEPT_PARTS {
+                self.parts.pop_front();
+            }
+            self.parts.push_back((Arc::clone(part), plain));
+            self.parts.len() - 1
+        };
+        Ok(&self.parts[known].1)
+    }
+}
+
+fn at(offset: u64) -> usize {
+    usize::try_from(offset).unwrap_or(usize::MAX)
+}
