@@ -6,6 +6,7 @@ mod credentials;
 mod failures;
 mod independent;
 mod power_cuts;
+mod remnants;
 mod soci;
 mod verified_reads;
 
