@@ -91,7 +91,9 @@ pub fn open_error(error: &StoreOpenError) -> NodeOpenError {
 
 /// The store of these settings as a backend.
 pub fn store_backend(config: &Config, mode: OpenMode) -> Result<StoreBackend, StoreOpenError> {
-    let settings = StoreConfig { reserve: config.store_pull().reserve, ..config.store.config.clone() };
+    let keep_remnants = !config.lazy.images.is_empty();
+    let reserve = config.store_pull().reserve;
+    let settings = StoreConfig { reserve, keep_remnants, ..config.store.config.clone() };
     let store = match mode {
         OpenMode::Create => Store::open(&config.root, settings),
         OpenMode::Existing => Store::open_existing(&config.root, settings),

@@ -165,6 +165,7 @@ fn store_usage(
         shared_layers: space(shared_layers),
         unique_layers: space(unique_layers),
         manifests: space(usage.blobs),
+        remnants: space(usage.remnants),
         downloads: space(usage.ingest),
         unpacking: space(usage.staging),
         mounts: space(usage.mounts),

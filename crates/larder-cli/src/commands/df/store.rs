@@ -37,6 +37,7 @@ pub(super) fn disk_table(disk: &StoreDiskUsage, estimated: bool, wide: bool) -> 
         ("manifests and configs", disk.manifests),
     ];
     let seldom = [
+        ("kept of removed layers", disk.remnants),
         ("resumable downloads", disk.downloads),
         ("layers being unpacked", disk.unpacking),
         ("files written to mounts", disk.mounts),
