@@ -216,7 +216,7 @@ version = 3
 disabled_plugins = ['io.containerd.internal.v1.opt', 'io.containerd.nri.v1.nri', 'io.containerd.tracing.processor.v1.otlp']
 [plugins.'io.containerd.cri.v1.images']
 snapshotter = '{snapshotter}'
-use_local_image_pull = true
+use_local_image_pull = {is_local}
 disable_snapshot_annotations = {no_annotations}
 [plugins.'io.containerd.cri.v1.images'.registry]
 config_path = '{certs}'
@@ -237,6 +237,7 @@ disable_tcp_service = true
 [[plugins.'io.containerd.transfer.v1.local'.unpack_config]]
 platform = 'linux'
 snapshotter = '{snapshotter}'
+differ = '{differ}'
 [[plugins.'io.containerd.transfer.v1.local'.unpack_config]]
 platform = 'linux'
 snapshotter = 'overlayfs'
@@ -270,6 +271,15 @@ PROXY = '''
 type = 'snapshot'
 address = '{larder.socket}'
 '''
+EROFS = '''
+[plugins.'io.containerd.differ.v1.erofs']
+mkfs_options = ['-T0', '--mkfs-time', '--sort=none']
+[plugins.'io.containerd.service.v1.diff-service']
+default = ['erofs', 'walking']
+[plugins.'io.containerd.transfer.v1.local']
+max_concurrent_downloads = 6
+max_concurrent_unpacks = 4
+'''
 EXPORTS = '''
 [proxy_plugins.larder.exports]
 root = '{larder.root}'
@@ -279,10 +289,10 @@ root = '{larder.root}'
 class Containerd:
     """containerd of `programs`, by default of the peers, with registries from `certs`. Without peers there is no crictl.
 
-    With `snapshotter`, a Larder, its snapshots and those of its CRI plugin are larder's.
+    `snapshotter` is that of its CRI plugin: a Larder, or 'overlayfs', or 'erofs' with its differ, which needs erofs-utils 1.8.2 or newer.
     """
 
-    def __init__(self, peers, work, root, certs, snapshotter=None, annotations=False, programs=None):
+    def __init__(self, peers, work, root, certs, snapshotter='overlayfs', annotations=False, programs=None):
         self.peers, self.root, self.state = peers, root, work / 'containerd'
         self.socket = self.state / 'containerd.sock'
         program, self.ctr_program = (programs or peers) / 'containerd', (programs or peers) / 'ctr'
@@ -290,14 +300,16 @@ class Containerd:
         self.state.mkdir()
         root.mkdir(parents=True, exist_ok=True)
         is_old = self.version.startswith('1.')
+        larder = None if isinstance(snapshotter, str) else snapshotter
+        self.snapshotter = 'larder' if larder else snapshotter
+        is_erofs = snapshotter == 'erofs'
         text = (CONFIG_2 if is_old else CONFIG_3).format(
-            snapshotter='larder' if snapshotter else 'overlayfs', no_annotations=str(not annotations).lower(), certs=certs, pause=PAUSE,
-            state=self.state)
+            snapshotter=self.snapshotter, differ='erofs' if is_erofs else 'walking', is_local=str(not is_erofs).lower(),
+            no_annotations=str(not annotations).lower(), certs=certs, pause=PAUSE, state=self.state)
         version, rest = text.strip().split('\n', 1)
         config = self.state / 'config.toml'
         config.write_text(f"{version}\nroot = '{root}'\nstate = '{self.state}/run'\n{rest}\n" + COMMON.format(socket=self.socket)
-                          + ((PROXY if is_old else PROXY + EXPORTS).format(larder=snapshotter) if snapshotter else ''))
-        self.snapshotter = 'larder' if snapshotter else 'overlayfs'
+                          + ((PROXY if is_old else PROXY + EXPORTS).format(larder=larder) if larder else EROFS if is_erofs else ''))
         self.crictl = peers and self.crictl_of(self.socket)
         self.server = Server(work, 'containerd', program, '--config', config, environment={'PATH': f'{program.parent}:{os.environ["PATH"]}'})
         self.wait()
