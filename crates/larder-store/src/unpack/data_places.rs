@@ -6,8 +6,9 @@ use std::ops::Range;
 use larder_erofs::ErofsReader;
 
 use super::archive::{LayerArchive, LayerEntry, LayerEntryKind};
+use super::file_finder::FileFinder;
 use super::merged_layers::MergedLayers;
-use super::rebuild_archive::{RebuildError, find_file, open};
+use super::rebuild_archive::{RebuildError, open};
 use super::stream::TarStream;
 use super::{UnpackError, UnpackOptions};
 
@@ -31,13 +32,13 @@ pub(crate) fn data_places(file: File, ranges: &[Range<u64>]) -> Result<Vec<DataP
     let options = UnpackOptions::for_accepted_layer();
     let mut feed = open(&layer)?;
     let mut archive = LayerArchive::new(TarStream::new(&mut feed, None, &options), &options);
-    let (mut places, mut contents) = (Vec::new(), 0);
+    let (mut places, mut contents, mut files) = (Vec::new(), 0, FileFinder::new(&layer));
     while let Some(entry) = archive.next().map_err(RebuildError::Record)? {
         // The record leaves out the contents before it.
         let start = archive.position() + contents;
         let content = archive.content_elsewhere();
         contents += content;
-        let Some(file) = find_file(&layer, &entry.path).ok().filter(|file| file.size == entry.size) else {
+        let Some(file) = files.find(&entry.path).ok().filter(|file| file.size == entry.size) else {
             continue;
         };
         if content == 0 {

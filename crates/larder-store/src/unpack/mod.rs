@@ -26,6 +26,7 @@ mod data_places;
 mod decompress;
 mod directory_writer;
 mod error;
+mod file_finder;
 mod files;
 mod first_paths;
 mod gzip;

@@ -8,11 +8,11 @@ use std::io::{self, Read as _, Write};
 use std::path::{Path, PathBuf};
 
 use larder::reference::{Digest, DigestHasher};
-use larder_erofs::{ErofsInode, InodeKind};
 
 use super::archive::{LayerArchive, LayerEntry, LayerEntryKind};
 use super::archive_record::open_record;
 use super::beneath::{clean, parts, path_of};
+use super::file_finder::FileFinder;
 use super::layer_entries::EntryData;
 use super::merged_layers::{MergedLayers, open_layer};
 use super::source::check_digest;
@@ -69,11 +69,11 @@ fn copy(layer: &MergedLayers, out: &mut HashedOutput<'_>) -> Result<(), RebuildE
     let options = UnpackOptions::for_accepted_layer();
     let mut feed = open(layer)?;
     let mut archive = LayerArchive::new(TarStream::new(&mut feed, None, &options), &options).with_frame(out);
-    let mut buffer = vec![0; BUFFER];
+    let (mut buffer, mut files) = (vec![0; BUFFER], FileFinder::new(layer));
     while let Some(entry) = archive.next().map_err(RebuildError::Record)? {
         let content = archive.content_elsewhere();
         if content > 0 {
-            let copied = copy_content(layer, &entry, content, &mut archive, &mut buffer);
+            let copied = copy_content(layer, &mut files, &entry, content, &mut archive, &mut buffer);
             copied.map_err(|cause| RebuildError::Content { path: path_of(&entry.path).to_owned(), cause })?;
         }
     }
@@ -88,12 +88,13 @@ pub(super) fn open(layer: &MergedLayers) -> Result<impl BufferSource + use<>, Re
 
 fn copy_content(
     layer: &MergedLayers,
+    files: &mut FileFinder<'_>,
     entry: &LayerEntry,
     content: u64,
     archive: &mut LayerArchive<'_, impl BufferSource>,
     buffer: &mut [u8],
 ) -> io::Result<()> {
-    let file = find_file(layer, &entry.path)?;
+    let file = files.find(&entry.path)?;
     if file.size != entry.size {
         return Err(io::Error::other(format!("{} bytes, not {}", file.size, entry.size)));
     }
@@ -106,16 +107,6 @@ fn copy_content(
         left -= wanted as u64;
     }
     Ok(())
-}
-
-/// The file that an entry became: links in its path lead to where it is.
-pub(super) fn find_file(layer: &MergedLayers, path: &[u8]) -> io::Result<ErofsInode> {
-    let is_file = |inode: &ErofsInode| inode.kind == InodeKind::File;
-    if let Some(file) = layer.layer(0).find(&clean(path))?.filter(is_file) {
-        return Ok(file);
-    }
-    let found = layer.find(path, false)?.map(|found| found.inode);
-    found.filter(is_file).ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
 /// Bytes that a name takes beside its text.
