@@ -65,7 +65,8 @@ impl CutMachine {
     /// `None` where layers cannot be read before they are complete.
     fn boot(&self, longest_wait: Duration) -> Option<Boot> {
         let (power, runtime) = (CutDisk::of(&self.disk), Runtime::new().unwrap());
-        let store = Store::open_on(power.clone(), &self.root(), StoreConfig::default()).unwrap();
+        let config = StoreConfig { keep_remnants: true, ..StoreConfig::default() };
+        let store = Store::open_on(power.clone(), &self.root(), config).unwrap();
         let (puller, keeper) = (puller_into(store, false), Arc::<KeepHere>::default());
         match runtime.block_on(puller.guard_reads(keeper.clone(), longest_wait)) {
             Ok(before) => assert!(before.lost.is_empty(), "no program survives a power cut"),
@@ -77,20 +78,34 @@ impl CutMachine {
         Some(Boot { runtime, puller, keeper, power })
     }
 
-    /// A new image, which is sent at some speed.
-    fn image(&mut self) -> (Arc<Fixture>, Reference) {
+    /// A new image, which is sent at some speed: with a table of contents, or an ordinary one that was here before.
+    /// `None` where layers cannot be read before they are complete.
+    fn image(&mut self) -> Option<(Arc<Fixture>, Reference)> {
         let large = (0..4).map(|number| (format!("large{number}"), 250_000));
         let small = (0..40).map(|number| (format!("dir{}/small{number}", number % 5), 700));
         let entries: Vec<_> = large
             .chain(small)
             .map(|(name, size)| TarBuilderEntry::file(name, noise(size, random(&mut self.state))))
             .collect();
-        let fixture = Fixture::made("app", &TarBuilder::new().extend(entries).finish());
+        let was_here = self.random(2) == 0;
+        let fixture = if was_here {
+            let first = TarBuilderEntry::file("first", noise(9_000_000, random(&mut self.state)));
+            remnants::gzip_layer("app", &TarBuilder::new().with(first).extend(entries).finish())
+        } else {
+            Fixture::made("app", &TarBuilder::new().extend(entries).finish())
+        };
         let name = fixture.put(&self.registry);
+        if was_here {
+            let Boot { runtime, puller, .. } = self.boot(LONGEST_WAIT)?;
+            let pulled = runtime.block_on(puller.pull(&name, None, &ProgressReporter::unwatched())).unwrap();
+            puller.store().remove(pulled.id.as_str(), &RemoveOptions::default()).unwrap().unwrap();
+            drop(puller);
+            runtime.shutdown_timeout(WAIT_LIMIT);
+        }
         let slow = Duration::from_millis([1, 6, 25][usize::try_from(self.random(3)).unwrap()]);
         let blob = FaultTrigger::path(digest(&fixture.blob));
         self.registry.fault(blob, ResponseFault::Trickle(16 << 10, slow));
-        (Arc::new(fixture), name)
+        Some((Arc::new(fixture), name))
     }
 
     /// Pulls the image and reads it until the power is cut, and mounts the disk again.
@@ -286,7 +301,7 @@ impl ReadsBeforeCut {
 /// How far a pull has come, in a word.
 fn moment(puller: &StorePuller) -> &'static str {
     match (puller.store().images().unwrap().is_empty(), &puller.store().filling_layers()[..]) {
-        (true, []) => "the table of contents",
+        (true, []) => "the metadata",
         (true, _) => "the commit",
         (false, []) => "all is complete",
         (false, [(_, fill), ..]) if fill.filled_bytes == fill.total_bytes => "the completion",
@@ -305,7 +320,7 @@ fn a_power_cut_lets_no_program_read_a_wrong_byte() {
         let mut machine = CutMachine::new(kind, seed);
         let mut done = 0;
         while done < cuts / 2 {
-            let (fixture, name) = machine.image();
+            let Some((fixture, name)) = machine.image() else { return };
             // Some cuts come while a fill goes on that another cut has met.
             loop {
                 let Some(boot) = machine.boot(LONGEST_WAIT) else { return };

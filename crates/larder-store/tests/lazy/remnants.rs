@@ -28,9 +28,14 @@ fn many_files() -> Vec<u8> {
     archive.finish()
 }
 
-/// An ordinary layer of this archive.
+/// A layer of this archive, without a table of contents.
 fn layer(name: &'static str, archive: &[u8], compress: fn(&[u8]) -> Vec<u8>) -> Fixture {
     Fixture { name, blob: compress(archive), annotations: serde_json::Map::new(), plain: archive.to_vec() }
+}
+
+/// An ordinary layer of this archive.
+pub(super) fn gzip_layer(name: &'static str, archive: &[u8]) -> Fixture {
+    layer(name, archive, gzip)
 }
 
 fn gzip(plain: &[u8]) -> Vec<u8> {
@@ -110,7 +115,7 @@ fn du(dir: &Path) -> u64 {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_removal_frees_what_was_promised_and_what_is_kept_is_counted() {
     let Some(node) = new_node().await else { return };
-    let (registry, fixture) = (FaultRegistry::start(), layer("app", &many_files(), gzip));
+    let (registry, fixture) = (FaultRegistry::start(), gzip_layer("app", &many_files()));
     let image = fixture.put(&registry);
     let root = node.dir.path().join("store");
     for attempt in 0..2 {
@@ -146,7 +151,7 @@ async fn a_removal_frees_what_was_promised_and_what_is_kept_is_counted() {
 async fn what_is_kept_is_for_those_who_had_sent_it() {
     let Some(node) = new_node().await else { return };
     let (registry, other) = (FaultRegistry::start(), FaultRegistry::start());
-    let fixture = layer("app", &many_files(), gzip);
+    let fixture = gzip_layer("app", &many_files());
     let image = fixture.put(&registry);
     pull_and_remove(&node, &image).await;
     let elsewhere = fixture.put(&other);
@@ -157,7 +162,7 @@ async fn what_is_kept_is_for_those_who_had_sent_it() {
 #[tokio::test(flavor = "multi_thread")]
 async fn damage_of_what_is_kept_is_found_and_the_layer_is_fetched() {
     let Some(node) = new_node().await else { return };
-    let (registry, fixture) = (FaultRegistry::start(), layer("app", &many_files(), gzip));
+    let (registry, fixture) = (FaultRegistry::start(), gzip_layer("app", &many_files()));
     let image = fixture.put(&registry);
     for damaged in ["remnants", "indexes"] {
         pull_and_remove(&node, &image).await;
@@ -182,7 +187,7 @@ async fn a_file_beside_data_that_the_archive_replaces_comes_with_the_whole_blob(
         .with(TarBuilderEntry::file("beside", noise(100_000, 2)))
         .with(TarBuilderEntry::file("large", noise(9_000_000, 3)))
         .with(TarBuilderEntry::file("replaced", noise(200_000, 4)));
-    let (registry, fixture) = (FaultRegistry::start(), layer("app", &archive.finish(), gzip));
+    let (registry, fixture) = (FaultRegistry::start(), gzip_layer("app", &archive.finish()));
     let image = fixture.put(&registry);
     pull_and_remove(&node, &image).await;
     let pulled = node.pull(&image).await;
@@ -196,7 +201,7 @@ fn another_process_goes_on_and_an_incomplete_layer_is_kept_again() {
     let (keeper, dir) = (Arc::<KeepHere>::default(), tempfile::tempdir().unwrap());
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let Some(node) = runtime.block_on(start(dir, Arc::clone(&keeper))) else { return };
-    let (registry, fixture) = (FaultRegistry::start(), layer("app", &many_files(), gzip));
+    let (registry, fixture) = (FaultRegistry::start(), gzip_layer("app", &many_files()));
     let image = fixture.put(&registry);
     runtime.block_on(pull_and_remove(&node, &image));
     hold_background(&registry, &fixture);
@@ -226,7 +231,7 @@ fn what_a_killed_process_left_half_kept_is_cleaned_up() {
     let dir = tempfile::tempdir().unwrap();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let Some(node) = runtime.block_on(start(dir, Arc::default())) else { return };
-    let (registry, fixture) = (FaultRegistry::start(), layer("app", &many_files(), gzip));
+    let (registry, fixture) = (FaultRegistry::start(), gzip_layer("app", &many_files()));
     let image = fixture.put(&registry);
     runtime.block_on(pull_and_remove(&node, &image));
     let dir = node.stop(runtime);
@@ -249,7 +254,7 @@ fn nothing_stays_where_nothing_is_to_be_kept() {
     let dir = tempfile::tempdir().unwrap();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let Some(node) = runtime.block_on(start(dir, Arc::default())) else { return };
-    let (registry, fixture) = (FaultRegistry::start(), layer("app", &many_files(), gzip));
+    let (registry, fixture) = (FaultRegistry::start(), gzip_layer("app", &many_files()));
     let image = fixture.put(&registry);
     runtime.block_on(pull_and_remove(&node, &image));
     let dir = node.stop(runtime);
