@@ -2,9 +2,13 @@
 //!
 //! Of a complete layer whose reads are verified (`verified_layer.rs`), a piece counts as filled once it was verified.
 //!
-//! Each chunk, or the span of the blob that it lies in, is verified before it is written, and noted as filled once it
-//! is written. All else in the filesystem is there from the start, and is compared with what the archive really has: so
-//! a table of contents that lies is found.
+//! Reads go on only where chunks are filled. For reads, a chunk is verified, written, and then noted as filled. The
+//! unpacking writes what comes at once, in large pieces; a chunk of them is noted as filled after its end was written
+//! and its digest, or that of the span of the blob that it lies in, was right. Until then reads of it wait, and what a
+//! process has left of it is hashed before it counts.
+//!
+//! All else in the filesystem is there from the start, and is compared with what the archive really has: so a table of
+//! contents that lies is found.
 
 use std::fs::File;
 use std::io::Read;
@@ -20,6 +24,7 @@ use larder::backend::RateWindow;
 use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{Advice, SeekFrom, fadvise};
 use rustix::io::Errno;
+use sha2::{Digest as _, Sha256};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
@@ -27,9 +32,9 @@ use super::fill_activity::ReadEnd;
 use super::read_demand::{DemandedRead, ReadDemand};
 use super::skeleton::PlacedChunk;
 use super::start_reads::{ChunkName, StartRecorder};
-use super::toc::{ChunkContent, GzipSpan, SpanReader};
+use super::toc::{ChunkContent, ChunkDigest, GzipSpan, SpanReader};
 use crate::erofs::digest::FIRST_BLOCK;
-use crate::unpack::{ContentDiffers, UnfilledLayer};
+use crate::unpack::{ContentDiffers, UnfilledLayer, is_zero};
 
 /// Bytes that are compared at once.
 const BUFFER: usize = 128 << 10;
@@ -63,8 +68,8 @@ pub(crate) struct PartialLayer {
     /// The reads that wait, of all layers of the store.
     reads: Arc<ReadDemand>,
     state: Mutex<PartialState>,
-    /// Held while a chunk is written.
-    writing: Mutex<()>,
+    /// Locked while data is written, or what was written is verified.
+    unpacked: Mutex<UnpackedPart>,
     /// Whether the metadata has short ends of files.
     has_inline_tails: bool,
     /// Spans of the blob, if no digests of chunks are known.
@@ -85,10 +90,17 @@ struct PartialState {
     /// Reads that have failed lately: process, chunks, and when.
     failed: Vec<(i32, Range<usize>, Instant)>,
     start: StartRecorder,
-    /// Bytes of the chunk that the unpacking is at.
-    current: Vec<u8>,
     /// No data comes any more: it was removed, or is no longer what the image needs.
     ended: bool,
+}
+
+/// How far the unpacking has come.
+#[derive(Debug, Default)]
+struct UnpackedPart {
+    /// Offset in the layer's file.
+    end: u64,
+    /// Digest of the chunk that it is in.
+    chunk: Sha256,
 }
 
 /// Rate at which data comes.
@@ -162,7 +174,7 @@ impl PartialLayer {
             demand,
             reads,
             state: Mutex::new(state),
-            writing: Mutex::default(),
+            unpacked: Mutex::default(),
             has_inline_tails: false,
             spans: Arc::default(),
             has_right_spans: Arc::default(),
@@ -207,11 +219,11 @@ impl PartialLayer {
 
     /// Name of a chunk in records of starts; `None` if it is not fetched.
     pub(crate) fn chunk_name(&self, number: usize) -> Option<ChunkName> {
-        match &self.chunk(number).chunk.content {
-            ChunkContent::Compressed(compressed) => Some(ChunkName::from(&compressed.sha256)),
-            ChunkContent::Span(chunk) => Some(ChunkName::from(&chunk.mark())),
-            ChunkContent::Piece(piece) => Some(ChunkName::from(piece.sha256())),
-            ChunkContent::Zeros | ChunkContent::InPlace => None,
+        let content = &self.chunk(number).chunk.content;
+        match (content.digest(), content) {
+            (Some(digest), _) => Some(ChunkName::from(digest.sha256)),
+            (None, ChunkContent::Span(chunk)) => Some(ChunkName::from(&chunk.mark())),
+            (None, _) => None,
         }
     }
 
@@ -332,22 +344,29 @@ impl PartialLayer {
         taken
     }
 
-    /// Writes a chunk, whose bytes were verified. False if it was there.
-    pub(crate) fn write_chunk(&self, number: usize, bytes: &[u8]) -> io::Result<bool> {
-        let _writing = self.writing.lock();
+    /// Writes a chunk, whose bytes were verified, unless it is there.
+    pub(crate) fn write_chunk(&self, number: usize, bytes: &[u8]) -> io::Result<()> {
+        let unpacked = self.unpacked.lock();
         if self.is_filled(number) {
-            return Ok(false);
+            return Ok(());
         }
         self.check_alive()?;
-        self.file.write_all_at(bytes, self.chunks[number].offset)?;
+        let PlacedChunk { offset, chunk, .. } = &self.chunks[number];
+        if let ChunkContent::Span(_) = chunk.content {
+            // The right compressed bytes, but the table says from where they are inflated.
+            let begun = usize::try_from(unpacked.end.saturating_sub(*offset)).unwrap_or(usize::MAX);
+            self.compare(*offset, &bytes[..begun.min(bytes.len())])?;
+        }
+        self.file.write_all_at(bytes, *offset)?;
         self.set_filled(number);
-        Ok(true)
+        Ok(())
     }
 
     /// Notes those of successive chunks as filled that an earlier process has written, up to one that is missing.
     /// Returns how many there are.
     pub(crate) fn find_filled(&self, chunks: Range<usize>) -> io::Result<usize> {
         for number in chunks.clone() {
+            let _unpacked = self.unpacked.lock();
             if self.is_filled(number) {
                 continue;
             }
@@ -361,6 +380,7 @@ impl PartialLayer {
 
     /// Notes that the disk may have lost what was written: each chunk is read from it, or written again.
     pub(crate) fn forget_filled(&self) {
+        *self.unpacked.lock() = UnpackedPart::default();
         let mut state = self.state();
         let PartialState { filled, requested, filled_bytes, waiting, .. } = &mut *state;
         filled.fill(false);
@@ -377,23 +397,28 @@ impl PartialLayer {
     /// Whether the file has the bytes of a chunk, by their digest.
     fn is_written(&self, number: usize) -> io::Result<bool> {
         let PlacedChunk { offset, chunk, .. } = self.chunk(number);
-        match &chunk.content {
-            ChunkContent::Compressed(_) | ChunkContent::Piece(_) => {}
+        let Some(digest) = chunk.content.digest() else {
             // Its compressed bytes show that.
-            ChunkContent::Span(_) => return Ok(false),
-            ChunkContent::Zeros | ChunkContent::InPlace => return Ok(true),
-        }
+            return Ok(!matches!(chunk.content, ChunkContent::Span(_)));
+        };
         // Memory may have what the disk has lost.
         let pages = offset - offset % PAGE..self.chunk(number).end().next_multiple_of(PAGE);
         fadvise(&self.file, pages.start, NonZeroU64::new(pages.end - pages.start), Advice::DontNeed)?;
-        match rustix::fs::seek(&self.file, SeekFrom::Data(*offset)) {
-            Ok(data) if data < offset + chunk.size => {}
-            Ok(_) | Err(Errno::NXIO) => return Ok(false),
-            Err(errno) => return Err(errno.into()),
+        if self.is_hole(&(*offset..offset + chunk.size))? {
+            return Ok(false);
         }
         let mut bytes = vec![0; usize::try_from(chunk.size).unwrap_or(usize::MAX)];
         self.file.read_exact_at(&mut bytes, *offset)?;
-        Ok(chunk.has_digest(&bytes).unwrap_or_default())
+        Ok(digest.is_of(&bytes))
+    }
+
+    /// Whether nothing was written to a range.
+    fn is_hole(&self, range: &Range<u64>) -> io::Result<bool> {
+        match rustix::fs::seek(&self.file, SeekFrom::Data(range.start)) {
+            Ok(data) => Ok(data >= range.end),
+            Err(Errno::NXIO) => Ok(true),
+            Err(errno) => Err(errno.into()),
+        }
     }
 
     /// Notes that a chunk is there, as it was verified, and lets the reads go on that need no other.
@@ -443,46 +468,86 @@ impl PartialLayer {
         }
     }
 
-    /// Takes bytes of a chunk from the unpacking.
-    fn add(&self, number: usize, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        let chunk = &self.chunks[number];
-        let whole = {
-            let mut state = self.state();
-            if offset == chunk.offset {
-                state.current.clear();
+    /// Takes bytes of a chunk from the unpacking. Returns false if they are there.
+    fn add(&self, unpacked: &mut UnpackedPart, number: usize, at: u64, bytes: &[u8]) -> io::Result<bool> {
+        let placed = &self.chunks[number];
+        let is_right = match (placed.chunk.content.digest(), &placed.chunk.content) {
+            (Some(ChunkDigest { before, behind, sha256 }), _) => {
+                if at == placed.offset {
+                    unpacked.chunk.reset();
+                    unpacked.chunk.update(before);
+                }
+                unpacked.chunk.update(bytes);
+                let is_whole = at + bytes.len() as u64 == placed.end();
+                !is_whole || {
+                    unpacked.chunk.update(behind);
+                    unpacked.chunk.finalize_reset()[..] == *sha256
+                }
             }
-            state.current.extend_from_slice(bytes);
-            if offset + (bytes.len() as u64) < chunk.end() {
-                return Ok(());
-            }
-            std::mem::take(&mut state.current)
+            (None, ChunkContent::Span(_)) => self.has_right_spans.load(Ordering::Acquire),
+            (None, _) => return Ok(false),
         };
-        let is_right = match &chunk.chunk.content {
-            ChunkContent::Zeros | ChunkContent::InPlace => return Ok(()),
-            ChunkContent::Span(_) => self.has_right_spans.load(Ordering::Acquire),
-            ChunkContent::Compressed(_) | ChunkContent::Piece(_) => {
-                chunk.chunk.has_digest(&whole).unwrap_or_default()
-            }
-        };
-        if whole.len() as u64 != chunk.chunk.size || !is_right {
-            return Err(differs(chunk.offset));
+        if !is_right {
+            return Err(differs(placed.offset));
         }
-        if !self.write_chunk(number, &whole)? && matches!(chunk.chunk.content, ChunkContent::Span(_)) {
-            // The right compressed bytes, but the table says from where they are inflated.
-            self.compare(chunk.offset, &whole)?;
+        let is_filled = self.is_filled(number);
+        if is_filled && matches!(placed.chunk.content, ChunkContent::Span(_)) {
+            self.compare(at, bytes)?;
         }
-        let mut state = self.state();
-        if state.current.is_empty() {
-            state.current = whole; // its memory, for the next one
-            state.current.clear();
+        Ok(!is_filled)
+    }
+
+    /// Compares bytes outside of all chunks with those that are there from the start.
+    fn compare_between(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
+        // The first block comes at the end.
+        let skip = usize::try_from(FIRST_BLOCK.saturating_sub(at)).unwrap_or(0).min(bytes.len());
+        self.compare(at + skip as u64, &bytes[skip..])
+    }
+}
+
+/// Bytes of one piece of the unpacking that are written at once.
+struct WrittenRun<'a> {
+    layer: &'a PartialLayer,
+    /// Offset of the piece.
+    offset: u64,
+    piece: &'a [u8],
+    /// Range of the file.
+    range: Range<u64>,
+    /// Chunks whose ends are in it.
+    chunks: Vec<usize>,
+}
+
+impl WrittenRun<'_> {
+    /// Adds what ends at `end`, with the zeros before it.
+    fn add(&mut self, start: u64, end: u64) {
+        if self.range.is_empty() {
+            self.range.start = start;
         }
+        self.range.end = end;
+    }
+
+    fn write(&mut self) -> io::Result<()> {
+        if !self.range.is_empty() {
+            let at = |offset: u64| usize::try_from(offset - self.offset).unwrap_or(usize::MAX);
+            let bytes = &self.piece[at(self.range.start)..at(self.range.end)];
+            self.layer.file.write_all_at(bytes, self.range.start)?;
+            self.range.start = self.range.end;
+        }
+        self.chunks.drain(..).for_each(|number| self.layer.set_filled(number));
         Ok(())
     }
 }
 
 impl UnfilledLayer for PartialLayer {
     fn fill(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let mut unpacked = self.unpacked.lock();
         self.check_alive()?;
+        if offset != 0 && offset != unpacked.end {
+            return Err(io::Error::other("the layer is unpacked from its start again"));
+        }
+        let piece_end = offset + bytes.len() as u64;
+        let is_hole = self.is_hole(&(offset..piece_end))?;
+        let mut run = WrittenRun { layer: self, offset, piece: bytes, range: 0..0, chunks: Vec::new() };
         let (mut at, mut rest) = (offset, bytes);
         let mut number = self.chunks_in(&(at..at + 1)).start;
         while !rest.is_empty() {
@@ -494,21 +559,33 @@ impl UnfilledLayer for PartialLayer {
                 None if at < self.filesystem_bytes => self.filesystem_bytes,
                 None => u64::MAX,
             };
-            let (piece, others) =
+            let (part, others) =
                 rest.split_at(usize::try_from(end - at).unwrap_or(usize::MAX).min(rest.len()));
-            if inside {
-                self.add(number, at, piece)?;
-            } else if at < self.filesystem_bytes {
-                // The first block comes at the end.
-                let skip = usize::try_from(FIRST_BLOCK.saturating_sub(at)).unwrap_or(0).min(piece.len());
-                self.compare(at + skip as u64, &piece[skip..])?;
+            let start = at;
+            at += part.len() as u64;
+            let is_written = if inside {
+                self.add(&mut unpacked, number, start, part)?
             } else {
-                self.file.write_all_at(piece, at)?;
+                start >= self.filesystem_bytes
+            };
+            if is_written {
+                run.add(start, at);
+            } else if inside || !is_hole || at - start >= FIRST_BLOCK || !is_zero(part) {
+                run.write()?;
+                if !inside {
+                    self.compare_between(start, part)?;
+                }
             }
-            at += piece.len() as u64;
+            if inside && at == end {
+                if is_written {
+                    run.chunks.push(number);
+                }
+                number += 1;
+            }
             rest = others;
-            number += usize::from(inside && at == end);
         }
+        run.write()?;
+        unpacked.end = piece_end;
         Ok(())
     }
 
@@ -553,17 +630,102 @@ impl UnfilledLayer for PartialLayer {
 #[cfg(test)]
 mod tests {
     use larder_testkit_peers::OverbookedDisk;
-    use sha2::{Digest as _, Sha256};
 
     use super::*;
     use crate::lazy::toc::{ChunkCompression, CompressedChunk, TocChunk};
 
     const CHUNK: usize = 1_000_000;
+    const BLOCK: usize = 4096;
     /// ext4 has a place for what follows within megabytes.
     const DISTANCE: usize = 20 << 20;
 
     fn content(number: usize) -> Vec<u8> {
         vec![b'a' + u8::try_from(number).unwrap(); CHUNK]
+    }
+
+    fn placed(number: usize, offset: u64) -> PlacedChunk {
+        let sha256 = Sha256::digest(content(number)).into();
+        let compression = ChunkCompression::Zstd;
+        let content = ChunkContent::Compressed(CompressedChunk { compression, blob: 0..1, skip: 0, sha256 });
+        let chunk = TocChunk { size: CHUNK as u64, content };
+        PlacedChunk { offset, chunk, begins_file: true }
+    }
+
+    /// A layer of some chunks, from the first block on, each up to a block before the next one.
+    fn layer(count: usize) -> PartialLayer {
+        let file = tempfile::tempfile().unwrap();
+        let place = |number: usize| FIRST_BLOCK + (number * CHUNK.next_multiple_of(BLOCK)) as u64;
+        file.set_len(place(count)).unwrap();
+        let chunks = (0..count).map(|number| placed(number, place(number)));
+        let (demand, _demanded) = mpsc::unbounded_channel();
+        PartialLayer::new(file, place(count), chunks.collect(), demand, Arc::default())
+    }
+
+    /// Bytes that the unpacking brings for such a layer.
+    fn unpacked(count: usize) -> Vec<u8> {
+        let block = vec![0; usize::try_from(FIRST_BLOCK).unwrap()];
+        let padding = vec![0; CHUNK.next_multiple_of(BLOCK) - CHUNK];
+        (0..count).fold(block, |bytes, number| [bytes, content(number), padding.clone()].concat())
+    }
+
+    fn read(layer: &PartialLayer, number: usize) -> Vec<u8> {
+        let mut bytes = vec![0; CHUNK];
+        layer.file.read_exact_at(&mut bytes, layer.chunk(number).offset).unwrap();
+        bytes
+    }
+
+    fn fill(layer: &PartialLayer, bytes: &[u8]) -> io::Result<()> {
+        (0..).step_by(BUFFER).zip(bytes.chunks(BUFFER)).try_for_each(|(at, piece)| layer.fill(at, piece))
+    }
+
+    #[test]
+    fn a_chunk_counts_once_all_of_it_is_written_and_right() {
+        let (layer, bytes) = (layer(3), unpacked(3));
+        layer.write_chunk(1, &content(1)).unwrap();
+        fill(&layer, &bytes[..CHUNK]).unwrap();
+        assert_eq!([0, 1, 2].map(|chunk| layer.is_filled(chunk)), [false, true, false]);
+        let mut wrong = bytes.clone();
+        wrong[usize::try_from(layer.chunk(2).offset).unwrap() + 10] = b'x';
+        fill(&layer, &wrong).unwrap_err();
+        assert_eq!([0, 1, 2].map(|chunk| layer.is_filled(chunk)), [true, true, false]);
+        assert_eq!(layer.find_filled(2..3).unwrap(), 0, "what was written is wrong");
+        fill(&layer, &bytes).unwrap();
+        assert!((0..3).all(|chunk| read(&layer, chunk) == content(chunk)));
+        assert!(layer.is_filled_up());
+    }
+
+    #[test]
+    fn wrong_bytes_do_not_replace_a_chunk_that_a_read_has_brought() {
+        let (layer, bytes) = (layer(2), unpacked(2));
+        let wrong = vec![b'x'; BUFFER];
+        layer.fill(0, &[&bytes[..BLOCK], &wrong].concat()).unwrap();
+        layer.write_chunk(0, &content(0)).unwrap();
+        let at = BLOCK + BUFFER;
+        layer.fill(at as u64, &wrong).unwrap();
+        layer.fill((at + BUFFER) as u64, &bytes[at + BUFFER..]).expect_err("another digest");
+        assert!(read(&layer, 0) == content(0));
+    }
+
+    #[test]
+    fn what_a_table_has_left_out_is_found_between_chunks() {
+        let (layer, mut bytes) = (layer(2), unpacked(2));
+        bytes[BLOCK + CHUNK] = 1;
+        let error = fill(&layer, &bytes).unwrap_err();
+        assert!(error.get_ref().unwrap().is::<ContentDiffers>());
+        assert!(!layer.is_filled(1));
+    }
+
+    #[test]
+    fn a_chunk_does_not_count_whose_start_was_lost_or_came_from_another_attempt() {
+        let (layer, bytes) = (layer(1), unpacked(1));
+        layer.fill(0, &bytes[..BUFFER]).unwrap();
+        layer.forget_filled();
+        layer.fill(BUFFER as u64, &bytes[BUFFER..]).unwrap_err();
+        layer.fill(0, &bytes[..BUFFER]).unwrap();
+        layer.fill(2 * BUFFER as u64, &bytes[2 * BUFFER..]).unwrap_err();
+        assert!(!layer.is_filled(0));
+        layer.fill(BUFFER as u64, &bytes[BUFFER..]).unwrap();
+        assert!(layer.is_filled(0));
     }
 
     #[test]
@@ -572,19 +734,7 @@ mod tests {
         let mut options = fs_err::File::options();
         options.read(true).write(true).create_new(true);
         let file = options.open(disk.path().join("layer")).unwrap().into_parts().0;
-        let chunks = (0..3).map(|number| PlacedChunk {
-            offset: (number * DISTANCE) as u64,
-            chunk: TocChunk {
-                size: CHUNK as u64,
-                content: ChunkContent::Compressed(CompressedChunk {
-                    compression: ChunkCompression::Zstd,
-                    blob: 0..1,
-                    skip: 0,
-                    sha256: Sha256::digest(content(number)).into(),
-                }),
-            },
-            begins_file: true,
-        });
+        let chunks = (0..3).map(|number| placed(number, (number * DISTANCE) as u64));
         let (demand, _demanded) = mpsc::unbounded_channel();
         let layer = PartialLayer::new(file, 0, chunks.collect(), demand, Arc::default());
         layer.write_chunk(0, &content(0)).unwrap();

@@ -71,6 +71,7 @@ pub use layer_output::UnfilledLayer;
 pub use layer_writer::{FinishedLayer, PendingLayer};
 pub use merged_files::{HoleEncoding, MergeError, write_merged_files};
 pub use merged_layers::{LayerReader, MergedLayers, open_layer};
+pub(crate) use options::is_zero;
 pub use options::{
     ImageByteCounts, LayerDownload, OverlayForm, UnpackLimits, UnpackOptions, UnpackProgress, UnpackThreads,
 };

@@ -230,7 +230,7 @@ impl Drop for LayerByteCounts {
 pub(super) const MAX_LAYER_BYTES: &str = "store.maxLayerBytes";
 
 /// Returns true when all bytes are zero. Of other content it looks at few bytes.
-pub(super) fn is_zero(bytes: &[u8]) -> bool {
+pub(crate) fn is_zero(bytes: &[u8]) -> bool {
     static ZEROS: [u8; 4096] = [0; 4096];
     bytes.chunks(ZEROS.len()).all(|chunk| *chunk == ZEROS[..chunk.len()])
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use sha2::{Digest as _, Sha256};
 
 use super::error::ChunkError;
-use super::piece::{MAX_WINDOW_LOG, MissingPiece, PieceReader};
+use super::piece::{ChunkDigest, MAX_WINDOW_LOG, MissingPiece, PieceReader};
 use super::span::{GzipSpan, SpanChunk};
 use crate::unpack::GzipReader;
 
@@ -42,18 +42,18 @@ pub(crate) enum ChunkContent {
     InPlace,
 }
 
-impl TocChunk {
-    /// Whether these bytes have its digest; `None` if it has none.
-    pub(crate) fn has_digest(&self, bytes: &[u8]) -> Option<bool> {
-        match &self.content {
-            ChunkContent::Compressed(data) => Some(Sha256::digest(bytes)[..] == data.sha256),
-            ChunkContent::Piece(piece) => Some(piece.is_right(bytes)),
+impl ChunkContent {
+    /// Digest of its plain bytes, if it has one.
+    pub(crate) fn digest(&self) -> Option<ChunkDigest<'_>> {
+        match self {
+            ChunkContent::Compressed(data) => {
+                Some(ChunkDigest { before: &[], behind: &[], sha256: &data.sha256 })
+            }
+            ChunkContent::Piece(piece) => Some(piece.digest()),
             ChunkContent::Zeros | ChunkContent::Span(_) | ChunkContent::InPlace => None,
         }
     }
-}
 
-impl ChunkContent {
     /// Bytes of the blob that are enough to decompress and verify it.
     pub(crate) fn blob(&self) -> Option<&Range<u64>> {
         match self {
@@ -103,7 +103,11 @@ impl ChunkReader {
                     cause: io::ErrorKind::UnexpectedEof.into(),
                 })
             }
-            ChunkContent::Piece(piece) => self.pieces.read(piece, chunk.size, bytes),
+            ChunkContent::Piece(piece) => {
+                let data = self.pieces.read(piece, chunk.size, bytes)?;
+                let (offset, size) = (piece.blob().start, chunk.size);
+                if piece.digest().is_of(&data) { Ok(data) } else { Err(ChunkError::Digest { offset, size }) }
+            }
             ChunkContent::Zeros | ChunkContent::InPlace => Ok(Vec::new()),
         }
     }

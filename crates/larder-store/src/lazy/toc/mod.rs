@@ -36,7 +36,7 @@ use larder_registry::manifest::Descriptor;
 pub(crate) use chunk::{ChunkCompression, CompressedChunk};
 pub(crate) use chunk::{ChunkContent, ChunkReader, TocChunk};
 pub(crate) use error::TocError;
-pub(crate) use piece::{BlobPart, MissingPiece};
+pub(crate) use piece::{BlobPart, ChunkDigest, MissingPiece};
 pub(crate) use soci::SociToc;
 pub(crate) use span::{GzipSpan, SpanReader};
 pub(crate) use table::TableOfContents;

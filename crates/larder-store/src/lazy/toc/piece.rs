@@ -15,6 +15,24 @@ pub(super) const MAX_WINDOW_LOG: u32 = 27;
 /// Parts whose plain bytes are kept for the next piece.
 const KEPT_PARTS: usize = 2;
 
+/// Digest of a chunk, or of more than that.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ChunkDigest<'a> {
+    /// What it has before the chunk, and behind it.
+    pub(crate) before: &'a [u8],
+    pub(crate) behind: &'a [u8],
+    pub(crate) sha256: &'a [u8; 32],
+}
+
+impl ChunkDigest<'_> {
+    /// Whether these bytes of a chunk have the digest.
+    pub(crate) fn is_of(&self, bytes: &[u8]) -> bool {
+        let ChunkDigest { before, behind, sha256 } = self;
+        let digest = Sha256::new().chain_update(before).chain_update(bytes).chain_update(behind);
+        digest.finalize()[..] == **sha256
+    }
+}
+
 /// Data of a piece that is missing: all of the piece but metadata.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MissingPiece {
@@ -57,16 +75,10 @@ impl MissingPiece {
         has_all.then_some(MissingPiece { sha256, around, places, parts, blob })
     }
 
-    /// Whether these bytes are its data.
-    pub(crate) fn is_right(&self, data: &[u8]) -> bool {
-        let (before, behind) = &self.around;
-        let digest = Sha256::new().chain_update(before).chain_update(data).chain_update(behind);
-        digest.finalize()[..] == self.sha256
-    }
-
     /// Digest of the piece.
-    pub(crate) fn sha256(&self) -> &[u8; 32] {
-        &self.sha256
+    pub(super) fn digest(&self) -> ChunkDigest<'_> {
+        let (before, behind) = &self.around;
+        ChunkDigest { before, behind, sha256: &self.sha256 }
     }
 
     /// Bytes of the blob that are enough for it.
@@ -83,7 +95,7 @@ pub(crate) struct PieceReader {
 }
 
 impl PieceReader {
-    /// Reads the data of a piece from the bytes of [`MissingPiece::blob`], and verifies it.
+    /// Reads the data of a piece from the bytes of [`MissingPiece::blob`]. The caller verifies it.
     pub(crate) fn read(
         &mut self,
         piece: &MissingPiece,
@@ -106,11 +118,7 @@ impl PieceReader {
                 data[to..to + length].copy_from_slice(&plain[from..from + length]);
             }
         }
-        if piece.is_right(&data) {
-            Ok(data)
-        } else {
-            Err(ChunkError::Digest { offset: piece.blob.start, size })
-        }
+        Ok(data)
     }
 
     /// Plain bytes of a part; `bytes` begin at `start` of the blob.
