@@ -69,8 +69,12 @@ pub(super) struct StartRecorder {
 }
 
 impl StartRecorder {
-    /// Notes a read. Returns whether it is one of a start.
+    /// Notes a read. Returns whether it is one of a start. One without chunks is none: of layers that are here, larder
+    /// reads the metadata for those above them.
     pub(super) fn note(&mut self, chunks: Range<usize>, now: Instant) -> bool {
+        if chunks.is_empty() {
+            return false;
+        }
         self.began.get_or_insert(now);
         if self.is_over(now) {
             return false;
@@ -137,6 +141,7 @@ mod tests {
     #[test]
     fn reads_of_the_first_seconds_are_noted_once_in_their_order() {
         let (mut recorder, now) = (StartRecorder::default(), Instant::now());
+        assert!(!recorder.note(7..7, now - START), "metadata");
         assert!(!recorder.is_over(now + START), "nothing was read");
         assert!(recorder.note(5..7, now) && recorder.note(2..6, now + START / 2));
         assert!(!recorder.note(9..10, now + START));
