@@ -34,6 +34,8 @@ pub(crate) struct ReadDemand {
 #[derive(Debug, Default)]
 struct DemandState {
     waiting: usize,
+    /// Pulls that wait until layers are complete.
+    completing: usize,
     /// Until then, a read may follow the last one.
     quiet: Option<Instant>,
     /// Since when the background gives way.
@@ -43,7 +45,8 @@ struct DemandState {
 impl DemandState {
     /// Time for which the background has to pause before it asks again; `None` if it may go on.
     fn pause(&mut self, now: Instant) -> Option<Duration> {
-        let quiet = if self.waiting > 0 { Some(now + QUIET) } else { self.quiet };
+        let expected = self.quiet.filter(|_| self.completing == 0);
+        let quiet = if self.waiting > 0 { Some(now + QUIET) } else { expected };
         let Some(quiet) = quiet.filter(|quiet| *quiet > now) else {
             self.paused = None;
             return None;
@@ -75,6 +78,14 @@ impl ReadDemand {
     pub(crate) fn expect_start(&self, now: Instant) {
         self.state.lock().quiet = Some(now + START);
         self.ended.notify_waiters();
+    }
+
+    /// A pull waits until layers are complete, as long as what is returned lives: the background gives way to reads
+    /// that wait, but not to those that may follow.
+    pub(crate) fn complete(self: &Arc<Self>) -> CompletionDemand {
+        self.state.lock().completing += 1;
+        self.ended.notify_waiters();
+        CompletionDemand(Arc::clone(self))
     }
 
     /// Has everything counted from now on.
@@ -136,6 +147,16 @@ impl Drop for DemandedRead {
     }
 }
 
+/// A pull that waits until layers are complete.
+#[derive(Debug)]
+pub(crate) struct CompletionDemand(Arc<ReadDemand>);
+
+impl Drop for CompletionDemand {
+    fn drop(&mut self) {
+        self.0.state.lock().completing -= 1;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -171,6 +192,27 @@ mod tests {
         };
         tokio::join!(demand.quiet(), end);
         assert!((START..START + MOMENT * 2).contains(&ended.elapsed()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn for_a_pull_that_waits_the_background_gives_way_only_to_reads_that_wait() {
+        let demand = Arc::new(ReadDemand::default());
+        let began = Instant::now();
+        demand.expect_start(began);
+        let complete = async {
+            time::sleep(MOMENT).await;
+            demand.complete()
+        };
+        let ((), completing) = tokio::join!(demand.quiet(), complete);
+        assert!(began.elapsed() < MOMENT * 3, "a start is no longer waited for");
+        let read = demand.begin();
+        demand.wanted().await;
+        assert!(time::timeout(QUIET * 2, demand.quiet()).await.is_err());
+        drop(read);
+        demand.quiet().await;
+        drop(completing);
+        drop(demand.begin());
+        assert!(time::timeout(QUIET / 2, demand.quiet()).await.is_err());
     }
 
     #[tokio::test(start_paused = true)]

@@ -363,6 +363,7 @@ impl StorePuller {
 
     /// Waits until a layer is complete, if it is being filled.
     async fn wait_until_filled(&self, key: &LayerKey, digest: &Digest) -> Result<(), PullError> {
+        let _completing = self.store.0.partials.demand().complete();
         match self.store.0.partials.get(key) {
             Some(filling) if !filling.ended().await => {
                 let reason = "its archive is not what its table of contents says".into();
