@@ -15,7 +15,7 @@ pub(super) fn add(extents: &mut ByteRanges, range: Range<u64>) {
     extents.truncate(MAX_RANGES);
 }
 
-/// The file `extents`: JSON, each range as its first byte and its end.
+/// The files `extents` and `extents.latest`: JSON, each range as its first byte and its end.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct SavedExtents {
@@ -58,12 +58,21 @@ impl SavedExtents {
         (end.unwrap_or_default() <= saved.size).then_some(saved)
     }
 
-    /// Returns the ranges that a fetch resumes with in this run of the machine: those that can be relied on, or the
-    /// whole blob if it was there, since then its digest decides before anything is fetched.
-    pub(super) fn resumable(self, boot: &str) -> ByteRanges {
-        let is_same_run = !boot.is_empty() && self.boot == boot;
-        let is_complete = self.present.contiguous_len() == self.size;
-        if is_same_run || is_complete { self.present } else { self.durable }
+    /// Returns the ranges that survive a power cut, and those that a fetch resumes with in this run of the machine: those
+    /// that can be relied on, or the whole blob if it was there, since then its digest decides before anything is
+    /// fetched. `latest` may be torn or lost; in this run it is right.
+    pub(super) fn resumable(
+        synced: Option<SavedExtents>,
+        latest: Option<SavedExtents>,
+        boot: &str,
+    ) -> (ByteRanges, ByteRanges) {
+        let is_reliable = |saved: &SavedExtents| {
+            let is_same_run = !boot.is_empty() && saved.boot == boot;
+            is_same_run || saved.present.contiguous_len() == saved.size
+        };
+        let durable = synced.as_ref().map(|synced| synced.durable.clone()).unwrap_or_default();
+        let present = [latest, synced].into_iter().flatten().find(is_reliable).map(|saved| saved.present);
+        (durable.clone(), present.unwrap_or(durable))
     }
 }
 
@@ -84,10 +93,26 @@ mod tests {
         for range in ["[0,101]", "[50,50]", "[50,0]"] {
             assert_eq!(SavedExtents::parse(text.replace("[0,50]", range).as_bytes()), None, "{range}");
         }
-        assert_eq!(noted.clone().resumable("b").contiguous_len(), 50);
-        assert_eq!(noted.clone().resumable("other").contiguous_len(), 20);
-        assert_eq!(noted.clone().resumable("").contiguous_len(), 20);
-        noted.present.insert(50..100);
-        assert_eq!(noted.resumable("other").contiguous_len(), 100, "its digest decides");
+    }
+
+    #[test]
+    fn the_latest_record_counts_in_its_run_and_the_synced_one_after_a_power_cut() {
+        let saved = |present: u64, durable: u64| {
+            let mut saved = SavedExtents { boot: "b".into(), size: 100, ..SavedExtents::default() };
+            saved.present.insert(0..present);
+            saved.durable.insert(0..durable);
+            Some(saved)
+        };
+        let resumable = |synced, latest, boot| {
+            let (durable, present) = SavedExtents::resumable(synced, latest, boot);
+            (durable.contiguous_len(), present.contiguous_len())
+        };
+        assert_eq!(resumable(saved(30, 20), saved(50, 40), "b"), (20, 50));
+        assert_eq!(resumable(saved(30, 20), None, "b"), (20, 30), "the latest was torn");
+        for boot in ["other", ""] {
+            assert_eq!(resumable(saved(30, 20), saved(50, 40), boot), (20, 20));
+            assert_eq!(resumable(None, saved(50, 40), boot), (0, 0), "nothing was synced");
+        }
+        assert_eq!(resumable(saved(30, 20), saved(100, 40), "other"), (20, 100), "its digest decides");
     }
 }

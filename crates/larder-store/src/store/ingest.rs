@@ -6,6 +6,9 @@
 //! The record may lag behind the file, but never the other way round: after a crash of the process the recorded extents
 //! are in the file, and after a power loss those recorded as durable are. The reader verifies digests.
 //!
+//! It is in two files. One is replaced and synced with the data; the other is written over for each MiB, since a file
+//! that replaces another is written to the disk at once (ext4), and all fetches would wait for that.
+//!
 //! A blob begins behind the first block of its file, where an EROFS filesystem has the data of its first file: a blob
 //! that is one file becomes a layer [where it is](IngestFile::become_layer).
 
@@ -39,7 +42,10 @@ const SYNC_EVERY: u64 = 64 << 20;
 const MAX_NOTE: u64 = 64 << 10;
 
 const DATA: &str = "data";
+/// The record as it is synced with the data.
 const EXTENTS: &str = "extents";
+/// The latest record: a power loss may tear it.
+const LATEST: &str = "extents.latest";
 
 /// A blob being fetched. Clones share it; one process fetches the blob of one repository once at a time.
 #[derive(Debug, Clone)]
@@ -359,7 +365,7 @@ impl IngestInner {
         if let Err(error) = self.data()?.sync_data() {
             if self.forget().is_err() {
                 // A full disk, which has no room for a new note: no note promises nothing.
-                self.store.disk.remove_file(&self.dir.join(EXTENTS))?;
+                self.remove_notes()?;
             }
             return Err(error);
         }
@@ -381,6 +387,16 @@ impl IngestInner {
         self.note(true)
     }
 
+    fn remove_notes(&self) -> io::Result<()> {
+        for name in [LATEST, EXTENTS] {
+            match self.store.disk.remove_file(&self.dir.join(name)) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                removed => removed?,
+            }
+        }
+        Ok(())
+    }
+
     /// Writes down what is there, durably on demand. Writers may come here together; the last one writes the most.
     fn note(&self, durably: bool) -> io::Result<()> {
         // Or an older note could replace a newer one.
@@ -398,10 +414,17 @@ impl IngestInner {
             };
             (noted, state.unnoted)
         };
-        let (disk, text) = (&*self.store.disk, serde_json::to_vec(&noted)?);
-        replace(disk, &self.dir.join("extents.new"), &self.dir.join(EXTENTS), &text)?;
+        let (disk, mut text) = (&*self.store.disk, serde_json::to_vec(&noted)?);
+        let synced = durably.then(|| text.clone());
+        let latest = disk.open(&self.dir.join(LATEST), FileOpenMode::Create)?;
+        // Never cut: what follows a shorter record would be a part of it if the process were killed before.
+        let length = text.len().max(usize::try_from(latest.len()?).unwrap_or_default());
+        text.resize(length, b' ');
+        // Before the other: it counts first.
+        latest.write_all_at(&text, 0)?;
         self.state().unnoted -= unnoted;
-        if durably {
+        if let Some(text) = synced {
+            replace(disk, &self.dir.join("extents.new"), &self.dir.join(EXTENTS), &text)?;
             disk.open(&self.dir.join(EXTENTS), FileOpenMode::Existing)?.sync_data()?;
             disk.sync_dir(&self.dir)?;
             disk.sync_dir(&self.store.layout.ingests())?;
@@ -420,9 +443,9 @@ impl Drop for IngestInner {
     }
 }
 
-/// The note in this directory, if it is whole and about a blob of this size.
-fn read_note(dir: &Path, size: u64) -> io::Result<Option<SavedExtents>> {
-    let path = dir.join(EXTENTS);
+/// A record in this directory, if it is whole and about a blob of this size.
+fn read_note(dir: &Path, name: &str, size: u64) -> io::Result<Option<SavedExtents>> {
+    let path = dir.join(name);
     let text = match fs_err::metadata(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
@@ -469,8 +492,9 @@ impl OpenStore {
     /// on.
     fn ingested(&self, dir: &Path, size: u64, boot: &str) -> io::Result<(ByteRanges, ByteRanges)> {
         if dir.is_dir() {
-            if let Some(noted) = read_note(dir, size)? {
-                return Ok((noted.durable.clone(), noted.resumable(boot)));
+            let (synced, latest) = (read_note(dir, EXTENTS, size)?, read_note(dir, LATEST, size)?);
+            if synced.is_some() || latest.is_some() {
+                return Ok(SavedExtents::resumable(synced, latest, boot));
             }
             self.discard(dir)?;
         }

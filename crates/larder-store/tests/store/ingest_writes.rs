@@ -24,6 +24,19 @@ fn a_new_file_is_not_cut_to_nothing() {
     assert_eq!(lengths(), ["set_len 0", "set_len 4196"], "nothing in it is of use");
 }
 
+/// A file that replaces another is written to the disk at once.
+#[test]
+fn a_fetch_notes_each_mib_and_replaces_no_file() {
+    let (dir, disk) = (tempfile::tempdir().unwrap(), RecordingDisk::default());
+    let store = Store::open_on(Arc::new(disk.clone()), &dir.path().join("store"), config()).unwrap();
+    disk.take_steps("");
+    let file = store.ingest(&blob_of("blob", 8 << 20)).unwrap();
+    for number in 0..8 {
+        file.write_at(&vec![7; 1 << 20], number << 20).unwrap();
+    }
+    assert_eq!(disk.take_steps("rename"), [""; 0]);
+}
+
 #[test]
 fn a_discarded_blob_counts_as_no_space_until_it_is_deleted() {
     let scratch = TempStore::new();

@@ -64,7 +64,9 @@ fn notes_that_cannot_be_true_are_not_believed() {
         .join(format!("sha256-{}", blob_of("blob", 100).ingest_id().digest().hex()));
     for damage in ["", "{}", r#"{"boot":"x","size":100,"durable":[],"present":[[0,101]]}"#] {
         scratch.store.ingest(&blob_of("blob", 100)).unwrap().write_at(b"0123456789", 0).unwrap();
-        fs_err::write(dir.join("extents"), damage).unwrap();
+        for record in ["extents", "extents.latest"] {
+            fs_err::write(dir.join(record), damage).unwrap();
+        }
         assert_eq!(scratch.store.ingest(&blob_of("blob", 100)).unwrap().done(), 0, "{damage:?}");
     }
     scratch.store.ingest(&blob_of("blob", 100)).unwrap().write_at(b"0123456789", 0).unwrap();
