@@ -78,7 +78,8 @@ pub(crate) fn missing_pieces(
         last_end = places.last().map(|place| place.archive.end);
         let piece = MissingPiece::new(sha256, around, places, parts).ok_or(MissingPiecesError::OtherData)?;
         let content = ChunkContent::Piece(Arc::new(piece));
-        chunks.push(PlacedChunk { offset, chunk: TocChunk { size, content }, begins_file: !goes_on });
+        let (chunk, begins_file) = (TocChunk { size, content }, !goes_on);
+        chunks.push(PlacedChunk { offset, chunk, begins_file, is_before_landmark: false });
     }
     Ok(chunks)
 }

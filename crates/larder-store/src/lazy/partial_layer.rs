@@ -648,7 +648,7 @@ mod tests {
         let compression = ChunkCompression::Zstd;
         let content = ChunkContent::Compressed(CompressedChunk { compression, blob: 0..1, skip: 0, sha256 });
         let chunk = TocChunk { size: CHUNK as u64, content };
-        PlacedChunk { offset, chunk, begins_file: true }
+        PlacedChunk { offset, chunk, begins_file: true, is_before_landmark: false }
     }
 
     /// A layer of some chunks, from the first block on, each up to a block before the next one.

@@ -13,6 +13,9 @@ use crate::unpack::{
 /// Bytes of a chunk, at most: it is in memory when it is verified.
 const MAX_CHUNK: u64 = 16 << 20;
 
+/// eStargz: files before it are read when a container starts.
+const LANDMARK: &[u8] = b".prefetch.landmark";
+
 /// A chunk, and where it belongs in the layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PlacedChunk {
@@ -21,6 +24,8 @@ pub(crate) struct PlacedChunk {
     pub(crate) chunk: TocChunk,
     /// True for the first chunk of a file.
     pub(crate) begins_file: bool,
+    /// True before the landmark, if the layer has one.
+    pub(crate) is_before_landmark: bool,
 }
 
 /// Data that a layer does not have yet.
@@ -48,8 +53,13 @@ pub(crate) fn write_skeleton(
     options: &UnpackOptions,
 ) -> Result<(UnpackedLayer, PendingLayer, Vec<PlacedChunk>), UnpackError> {
     let mut layer = PendingLayer::without_data(expected.diff_id, path, options)?;
-    let (mut chunks, mut plain_bytes) = (Vec::new(), 0_u64);
+    let (mut chunks, mut plain_bytes) = (Vec::<PlacedChunk>::new(), 0_u64);
     for entry in &table.entries {
+        if entry.entry.path == LANDMARK {
+            for chunk in &mut chunks {
+                chunk.is_before_landmark = true;
+            }
+        }
         let Some((start, length)) = layer.add_without_data(&entry.entry)? else { continue };
         plain_bytes = plain_bytes.saturating_add(length);
         if plain_bytes > options.limits.max_plain_bytes {
@@ -62,7 +72,7 @@ pub(crate) fn write_skeleton(
                     return Err(UnpackError::over(MAX_CHUNK, "bytes of a chunk"));
                 }
                 let chunk = chunk.clone();
-                chunks.push(PlacedChunk { offset, chunk, begins_file });
+                chunks.push(PlacedChunk { offset, chunk, begins_file, is_before_landmark: false });
                 begins_file = false;
             }
             offset += chunk.size;

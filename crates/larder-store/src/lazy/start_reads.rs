@@ -12,7 +12,7 @@ use tokio::time::Instant;
 /// Time from the first read of a layer in which its reads are those of a start.
 pub(crate) const START: Duration = Duration::from_secs(10);
 /// Chunks that are recorded of a repository, at most.
-const MOST_CHUNKS: usize = 2048;
+pub(crate) const MOST_CHUNKS: usize = 2048;
 /// Repositories that have a record, at most: the latest.
 const MOST_REPOSITORIES: usize = 64;
 

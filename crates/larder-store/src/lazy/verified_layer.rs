@@ -74,6 +74,7 @@ impl VerifiedLayer {
         let Some(pieces) = pieces_of(&file, &record.erofs)? else { return Ok(None) };
         let placed = pieces.iter().map(|FilePiece { range, .. }| PlacedChunk {
             begins_file: false,
+            is_before_landmark: false,
             offset: range.start,
             chunk: TocChunk { size: range.end - range.start, content: ChunkContent::InPlace },
         });

@@ -363,13 +363,14 @@ impl LayerFill {
         }
     }
 
-    /// Reads of an earlier start from the same repository, as far as this layer has their data.
+    /// Reads of an earlier start from the same repository, as far as this layer has their data; without one, what the
+    /// layer's landmark says.
     async fn earlier_start(&self) -> ReadAhead {
         let (store, image) = (self.puller.store.clone(), self.sessions.image().clone());
         let layer = Arc::clone(&self.layer);
         let found = blocking(move || {
             let read = store.start_reads(image.name()).unwrap_or_default();
-            if read.is_empty() { ReadAhead::default() } else { ReadAhead::of_start(&layer, &read) }
+            if read.is_empty() { ReadAhead::of_landmark(&layer) } else { ReadAhead::of_start(&layer, &read) }
         });
         found.await.unwrap_or_default()
     }

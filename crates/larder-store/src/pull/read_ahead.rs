@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
 
 use crate::lazy::partial_layer::PartialLayer;
-use crate::lazy::start_reads::ChunkName;
+use crate::lazy::start_reads::{ChunkName, MOST_CHUNKS};
 
 /// Compressed bytes that are fetched for a read, at most beyond what it needs.
 const READ_AROUND: u64 = 256 << 10;
@@ -19,7 +19,7 @@ const START_RANGES: usize = 4;
 /// Files that are fetched ahead of reads: the latest ones.
 const FILES_AHEAD: usize = 32;
 
-/// Chunks that are likely read soon: what an earlier start has read, then the rest of each file of which something was
+/// Chunks that are likely read soon: what an earlier start has read, or the layer's landmark says, then the rest of each file of which something was
 /// read.
 #[derive(Debug, Default)]
 pub(super) struct ReadAhead {
@@ -47,6 +47,13 @@ impl ReadAhead {
         start.sort_by_key(|(first, _)| std::cmp::Reverse(*first));
         let start = start.into_iter().map(|(_, range)| range).collect();
         ReadAhead { start, ranges: VecDeque::new() }
+    }
+
+    /// Chunks that a start likely reads, as whoever made the layer said.
+    pub(super) fn of_landmark(layer: &PartialLayer) -> ReadAhead {
+        let is_before = |chunk: &usize| layer.chunk(*chunk).is_before_landmark;
+        let before = 0..(0..layer.chunk_count().min(MOST_CHUNKS)).take_while(is_before).count();
+        ReadAhead { start: vec![before], ranges: VecDeque::new() }
     }
 
     /// Requests that may be under way at once.
@@ -177,6 +184,7 @@ mod tests {
                 }),
             },
             begins_file,
+            is_before_landmark: false,
         });
         let (demand, _) = mpsc::unbounded_channel();
         PartialLayer::new(tempfile::tempfile().unwrap(), 0, chunks.collect(), demand, Arc::default())
