@@ -14,7 +14,7 @@ use crate::proto::containers::containers_client::ContainersClient;
 use crate::proto::containers::{Container, ListContainersRequest};
 use crate::proto::content::content_client::ContentClient;
 use crate::proto::content::{
-    Info as Blob, ListContentRequest, ReadContentRequest, ReadContentResponse,
+    Info as Blob, InfoRequest, ListContentRequest, ReadContentRequest, ReadContentResponse,
     UpdateRequest as UpdateContentRequest, WriteAction, WriteContentRequest,
 };
 use crate::proto::events::events_client::EventsClient;
@@ -131,6 +131,15 @@ impl ContainerdClient {
         let filters = filter.into_iter().collect();
         let request = self.request(namespace, ListContentRequest { filters })?;
         joined(client!(self, ContentClient).list(request), |part| part.info).await
+    }
+
+    /// Returns true if a namespace has the blob.
+    pub(crate) async fn has_blob(&self, namespace: &str, digest: &str) -> Result<bool, Status> {
+        let request = self.request(namespace, InfoRequest { digest: digest.to_owned() })?;
+        match client!(self, ContentClient).info(request).await {
+            Err(status) if status.code() == Code::NotFound => Ok(false),
+            found => found.map(|_| true),
+        }
     }
 
     /// The bytes of a blob, in parts. No time limit.

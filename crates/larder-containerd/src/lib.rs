@@ -36,7 +36,7 @@ pub use activity::ContainerdActivity;
 pub use images::{ContainerdImage, ContainerdImages, ImageChanges};
 pub use inspect::{ContainerdInspector, SnapshotterPlugin};
 pub use layers::{ContainerdLayers, PresentLayers};
-pub use publish::{ForeignName, ImagePublisher, PublishedImage};
+pub use publish::{ForeignName, ImagePublisher, NamesInContainerd, PublishedImage};
 pub use shared_snapshots::{ContainerdShare, SharedSnapshots};
 pub use uses::{ContainerdPins, ContainerdUses};
 

@@ -24,9 +24,9 @@ use larder_registry::manifest::ManifestError;
 /// A runtime that has the images of the store as well, because it keeps its snapshots there.
 #[async_trait]
 pub trait AttachedRuntime: Send + Sync {
-    /// Runs after an image, or a name of one, was committed. The image stays in the store if this fails; the call that
+    /// Runs after an image was committed by this name. The image stays in the store if this fails; the call that
     /// committed it fails.
-    async fn after_commit(&self, image: &ImageName) -> Result<(), BackendError>;
+    async fn after_commit(&self, id: &ImageId, name: &Reference) -> Result<(), BackendError>;
 
     /// Runs a removal from the store, with what has to be done before it, and after it if something is left of the
     /// image.
@@ -166,13 +166,13 @@ impl Backend for StoreBackend {
         } else {
             through.pull(name, credential, progress).await
         };
-        let id = pulled.map_err(pull_failed)?.id;
+        let id = pulled.map_err(pull_failed)?.id.into();
         if let Some(attached) = &self.attached {
-            attached.after_commit(&ImageName::from(id.as_str())).await?;
+            attached.after_commit(&id, name).await?;
             // That took a while.
             self.store().expect_start();
         }
-        Ok(id.into())
+        Ok(id)
     }
 
     fn minimum_rate(&self) -> Option<MinimumRate> {
@@ -248,10 +248,10 @@ impl ImageOrigins for StoreBackend {
 #[async_trait]
 impl ImageNames for StoreBackend {
     async fn add_name(&self, id: &ImageId, name: &Reference) -> Result<bool, BackendError> {
-        let (Some(digest), name) = (id.digest(), name.clone()) else { return Ok(false) };
-        let named = self.ask(move |store| store.add_name(&digest, &name)).await?;
+        let (Some(digest), added) = (id.digest(), name.clone()) else { return Ok(false) };
+        let named = self.ask(move |store| store.add_name(&digest, &added)).await?;
         if let Some(attached) = &self.attached {
-            attached.after_commit(&ImageName::from(id)).await?;
+            attached.after_commit(id, name).await?;
         }
         Ok(named.is_some())
     }

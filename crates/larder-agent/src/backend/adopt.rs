@@ -193,7 +193,7 @@ impl StorePublisher {
         }
         let Some(named) = self.published(&name).await? else { return Ok(()) };
         tracing::info!(image = %id, "loaded image {} from containerd", named.record_names().join(", "));
-        self.publish_locked(&named, ForeignName::Keep).await
+        self.publish_locked(&named, ForeignName::Keep, &named.record_names()).await
     }
 
     /// The images, and those of their names, that the store lacks. A name of an image of the store that is not
@@ -253,7 +253,7 @@ fn index_of(image: &ContainerdImage) -> Vec<u8> {
 }
 
 /// Asks the store on a thread where it may block.
-async fn in_store<T: Send + 'static>(
+pub(super) async fn in_store<T: Send + 'static>(
     store: &Store,
     question: impl FnOnce(&Store) -> Result<T, StoreError> + Send + 'static,
 ) -> Result<T, BackendError> {

@@ -7,7 +7,7 @@
 //! Promises: one image is published or withdrawn by one caller at a time; an image counts as published only after
 //! containerd was seen to have it under all its names.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -20,10 +20,9 @@ use larder::backend::{
 use larder::hidden::HiddenImages;
 use larder::reference::{Digest, ImageId, ImageName, Reference, names_platform};
 use larder::retention::{Retention, RetentionError, RetentionSource, SourceScope};
-use larder::retry::retry_until;
 use larder_containerd::{
-    ContainerdImages, ContainerdPins, ContainerdUses, ForeignName, ImagePublisher, PublishedImage,
-    SharedSnapshots,
+    ContainerdImages, ContainerdPins, ContainerdUses, ForeignName, ImagePublisher, NamesInContainerd,
+    PublishedImage, SharedSnapshots,
 };
 use larder_cri::channel::CriChannel;
 use larder_cri::{CriBackend, CriConfig, Endpoint};
@@ -31,15 +30,18 @@ use larder_store::backend::{AttachedRuntime, StoreBackend};
 use larder_store::store::{ImageLayer, ImageRecord, Store, StoreError};
 use parking_lot::Mutex;
 use serde_json::json;
-use tokio::sync::{Mutex as AsyncMutex, Notify, OwnedMutexGuard};
+use tokio::sync::{Mutex as AsyncMutex, Notify, OwnedMutexGuard, watch};
 use tokio::task::spawn_blocking;
 use tokio::time;
 
-use super::adopt::AdoptionFailures;
+use super::adopt::{AdoptionFailures, in_store};
 use crate::config::Config;
 
 /// First and longest back-off after a failed publication.
 const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+
+/// How long a caller waits for the first comparison of the images of the store with those of containerd.
+const COMPARED_WITHIN: Duration = Duration::from_secs(5);
 
 /// How long to wait for further changes of the images of containerd before they are compared with those of the store.
 const SETTLE: Duration = Duration::from_secs(1);
@@ -98,6 +100,8 @@ pub(crate) struct StorePublisher {
     changed_elsewhere: Notify,
     published: Mutex<PublishedNames>,
     comparison: Mutex<Comparison>,
+    /// True since the first comparison: what an earlier process published is known.
+    is_compared: watch::Sender<bool>,
     /// Of the images that are being published or withdrawn, by ID.
     locks: Mutex<HashMap<String, Weak<AsyncMutex<()>>>>,
 }
@@ -116,15 +120,6 @@ pub(crate) struct Comparison {
 
 /// The images that containerd has, by their IDs.
 type PublishedNames = HashMap<String, NamesInContainerd>;
-
-/// The names of a published image.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct NamesInContainerd {
-    /// All that were to be published.
-    all: BTreeSet<String>,
-    /// Published names that containerd had for another image, and keeps.
-    of_others: BTreeSet<String>,
-}
 
 /// Errors of images that cannot be published, by their IDs: each is a warning once.
 type PublishErrors = HashMap<String, String>;
@@ -147,6 +142,7 @@ impl StorePublisher {
             changed_elsewhere: Notify::new(),
             published: Mutex::default(),
             comparison: Mutex::default(),
+            is_compared: watch::Sender::new(false),
             locks: Mutex::default(),
         })
     }
@@ -181,8 +177,22 @@ impl StorePublisher {
         self.published.lock().get(image.id.as_str()).is_some_and(|known| has_all(known, image))
     }
 
-    /// Retains the images that containerd has, as far as is known. Those that it lacks are published soon.
-    pub(crate) fn retain_published(&self, images: &mut Vec<Image>) {
+    /// Waits until it is known what an earlier process published; for a bounded time.
+    async fn first_comparison(&self) {
+        let mut compared = self.is_compared.subscribe();
+        let _ = time::timeout(COMPARED_WITHIN, compared.wait_for(|compared| *compared)).await;
+    }
+
+    /// Retains the images that containerd has. Those that it lacks are published soon. Fails if it is not known what it
+    /// has: an image that is left out is absent for kubelet.
+    pub(crate) async fn retain_published(&self, images: &mut Vec<Image>) -> Result<(), BackendError> {
+        self.first_comparison().await;
+        if !*self.is_compared.borrow() {
+            let problem = self.comparison.lock().problem.clone();
+            let problem = problem.unwrap_or_else(|| "not compared yet".to_owned());
+            let message = format!("the images that containerd has are not known: {problem}");
+            return Err(BackendError::call(CallErrorKind::Unavailable, message));
+        }
         let mut lacks_some = false;
         images.retain(|image| {
             // kubelet removes such an image by its ID; containerd does not get it.
@@ -193,14 +203,16 @@ impl StorePublisher {
         if lacks_some {
             self.changed.notify_one();
         }
+        Ok(())
     }
 
     /// Publishes an image that is not; returns whether containerd has it then.
     pub(crate) async fn ensure_published(&self, image: &Image) -> bool {
+        self.first_comparison().await;
         if self.is_published(image) {
             return true;
         }
-        let published = self.publish_as(&ImageName::from(image.id.as_str()), ForeignName::Keep).await;
+        let published = self.publish_lacking(&image.id).await;
         if let Err(error) = &published {
             tracing::warn!(image = %image.id, "image is not known to containerd: {error}");
         }
@@ -217,7 +229,7 @@ impl StorePublisher {
         if self.published.lock().contains_key(id.as_str()) {
             return Ok(());
         }
-        self.publish(&ImageName::from(id.as_str())).await
+        self.publish(id).await
     }
 
     /// The runtime service of containerd.
@@ -272,34 +284,44 @@ impl StorePublisher {
     }
 
     async fn compare(&self) {
-        let errors = AsyncMutex::new(PublishErrors::new());
+        let (mut errors, mut backoff) = (PublishErrors::new(), BACKOFF.0);
         loop {
-            retry_until(BACKOFF, || async { self.reconcile(&mut *errors.lock().await).await }).await;
-            self.changed.notified().await;
-            time::sleep(SETTLE).await;
+            let compared = self.reconcile(&mut errors).await;
+            match compared {
+                Ok(true) => {
+                    backoff = BACKOFF.0;
+                    self.changed.notified().await;
+                    time::sleep(SETTLE).await;
+                }
+                Ok(false) => {
+                    time::sleep(backoff).await;
+                    backoff = BACKOFF.1.min(2 * backoff);
+                }
+                // It may start at any time, and needs these images for its first pods.
+                Err(error) => {
+                    tracing::debug!("cannot list the images of containerd: {error}");
+                    self.comparison.lock().problem = Some(error.to_string());
+                    time::sleep(BACKOFF.0).await;
+                }
+            }
         }
     }
 
     /// Publishes the images that containerd does not have: those of other commands, those that could not be published,
-    /// and those that it has lost. Returns whether it has all then.
-    async fn reconcile(&self, errors: &mut PublishErrors) -> bool {
+    /// and those that it has lost. Returns whether it has all then; fails if it cannot be asked.
+    async fn reconcile(&self, errors: &mut PublishErrors) -> Result<bool, BackendError> {
+        let cri = self.publisher.cri();
+        let before = self.published.lock().clone();
+        let (listed, version) = (cri.list().await?, cri.info().await?.version);
+        let mut own = self.store.list().await?;
+        own.retain(|image| !self.hides(image) && !image.is_for_other_platforms());
+        forget_unlisted(&mut self.published.lock(), &before, &listed);
+        self.recall_published(&own, &listed).await?;
+        self.is_compared.send_replace(true);
         if let Err(error) = self.publisher.end_stale_leases().await {
             tracing::debug!("cannot end stale leases in containerd: {error}");
         }
-        let cri = self.publisher.cri();
-        let lists = async {
-            Ok::<_, BackendError>((self.store.list().await?, cri.list().await?, cri.info().await?.version))
-        };
-        let (mut own, listed, version) = match lists.await {
-            Ok(lists) => lists,
-            Err(error) => {
-                tracing::debug!("cannot compare the images of the store with those of containerd: {error}");
-                self.comparison.lock().problem = Some(error.to_string());
-                return false;
-            }
-        };
-        own.retain(|image| !self.hides(image) && !image.is_for_other_platforms());
-        let complete = self.publish_missing(&own, &listed, errors).await;
+        let complete = self.publish_missing(&own, errors).await;
         let published = own.iter().filter(|image| self.is_published(image)).count();
         *self.comparison.lock() = Comparison {
             at: Some(Timestamp::now()),
@@ -308,15 +330,44 @@ impl StorePublisher {
             pending: own.len() - published,
             problem: errors.values().next().cloned(),
         };
-        complete
+        Ok(complete)
     }
 
-    async fn publish_missing(&self, own: &[Image], listed: &[Image], errors: &mut PublishErrors) -> bool {
-        retain_listed(&mut self.published.lock(), listed);
+    /// Notes which images containerd lists that an earlier process has published.
+    async fn recall_published(&self, own: &[Image], listed: &[Image]) -> Result<(), BackendError> {
+        let listed: BTreeSet<&str> = listed.iter().map(|image| image.id.as_str()).collect();
+        let is_unknown = |id: &str| listed.contains(id) && !self.published.lock().contains_key(id);
+        let ids = own.iter().map(|image| image.id.as_str()).filter(|id| is_unknown(id));
+        let ids: Vec<ImageName> = ids.map(ImageName::from).collect();
+        if ids.is_empty() {
+            return Ok(());
+        }
+        let images = in_store(self.store.store(), move |store| {
+            // Without these, a layer would be in containerd's records only.
+            let present: HashSet<String> =
+                store.layer_snapshots()?.into_iter().map(|(_, chain)| chain).collect();
+            let mut images = Vec::with_capacity(ids.len());
+            for id in &ids {
+                images.extend(store.image(id.clone())?.map(|record| published(store, record)).transpose()?);
+            }
+            images.retain(|image| image.chains.last().is_none_or(|top| present.contains(top.as_str())));
+            Ok(images)
+        });
+        let images: Vec<PublishedImage> = images.await?;
+        for (image, names) in self.publisher.published_names(&images).await? {
+            let _lock = self.lock(image.id.as_str()).await;
+            if names.all.contains(image.id.as_str()) {
+                self.published.lock().entry(image.id.to_string()).or_insert(names);
+            }
+        }
+        Ok(())
+    }
+
+    async fn publish_missing(&self, own: &[Image], errors: &mut PublishErrors) -> bool {
         errors.retain(|id, _| own.iter().any(|image| image.id.as_str() == id));
         for image in own.iter().filter(|image| !self.is_published(image)) {
             let id = image.id.as_str();
-            match self.publish_as(&ImageName::from(id), ForeignName::Keep).await {
+            match self.publish_lacking(&image.id).await {
                 Ok(()) => drop(errors.remove(id)),
                 Err(error) => {
                     let text = error.to_string();
@@ -370,40 +421,51 @@ impl StorePublisher {
         }
     }
 
-    /// Publishes an image, unless the store does not have it.
-    pub(crate) async fn publish(&self, image: &ImageName) -> Result<(), BackendError> {
-        self.publish_as(image, ForeignName::Replace).await
+    /// Publishes an image with all its names, unless the store does not have it.
+    pub(crate) async fn publish(&self, id: &ImageId) -> Result<(), BackendError> {
+        let Some((_lock, image)) = self.locked(&ImageName::from(id)).await? else { return Ok(()) };
+        let names = image.record_names();
+        self.publish_locked(&image, ForeignName::Replace, &names).await
     }
 
-    async fn publish_as(&self, image: &ImageName, foreign: ForeignName) -> Result<(), BackendError> {
-        match self.locked(image).await? {
-            Some((_lock, image)) => self.publish_locked(&image, foreign).await,
+    /// Publishes what containerd lacks of an image.
+    async fn publish_lacking(&self, id: &ImageId) -> Result<(), BackendError> {
+        match self.locked(&ImageName::from(id)).await? {
+            Some((_lock, image)) => self.publish_locked(&image, ForeignName::Keep, &[]).await,
             None => Ok(()),
         }
     }
 
+    /// Publishes what containerd lacks of an image, and these of its names.
     pub(super) async fn publish_locked(
         &self,
         image: &PublishedImage,
         foreign: ForeignName,
+        names: &[String],
     ) -> Result<(), BackendError> {
         let repo_tags = image.names.iter().map(|(name, _)| name.clone()).collect();
         let hidden = self.hides(&Image { id: image.id.clone().into(), repo_tags, ..Image::default() });
         if hidden || image.for_other_platforms {
             return Ok(());
         }
+        let mut known = self.published.lock().get(image.id.as_str()).cloned().unwrap_or_default();
+        for name in names {
+            known.all.remove(name);
+            known.of_others.remove(name);
+        }
         let mut unfinished = UnfinishedPublication(Some(&self.changed));
-        let published = self.publisher.publish(image, foreign).await;
-        let mut known = self.published.lock();
+        let published = self.publisher.publish(image, foreign, &known.all).await;
+        let mut all = self.published.lock();
         match published {
             Ok(of_others) => {
                 unfinished.0 = None;
-                let all = image.record_names().into_iter().collect();
-                known.insert(image.id.to_string(), NamesInContainerd { all, of_others });
+                known.all = image.record_names().into_iter().collect();
+                known.of_others.extend(of_others);
+                all.insert(image.id.to_string(), known);
                 Ok(())
             }
             Err(error) => {
-                known.remove(image.id.as_str());
+                all.remove(image.id.as_str());
                 Err(error)
             }
         }
@@ -412,17 +474,22 @@ impl StorePublisher {
     /// Withdraws names of an image, and publishes what is left of it if that fails. Returns whether containerd had
     /// layers of it.
     async fn withdraw(&self, image: &PublishedImage, names: &[String]) -> Result<bool, BackendError> {
-        self.published.lock().remove(image.id.as_str());
+        let known = self.published.lock().remove(image.id.as_str());
         let withdrawn = self.publisher.withdraw(image, names).await;
         if withdrawn.is_err() {
             self.republish(image).await;
+        } else if let Some(mut known) = known {
+            known.all.retain(|name| !names.contains(name));
+            if !known.all.is_empty() {
+                self.published.lock().insert(image.id.to_string(), known);
+            }
         }
         withdrawn
     }
 
     /// Publishes an image again of which not all was removed.
     async fn republish(&self, image: &PublishedImage) {
-        if let Err(error) = self.publish_locked(image, ForeignName::Keep).await {
+        if let Err(error) = self.publish_locked(image, ForeignName::Keep, &[]).await {
             tracing::warn!(image = %image.id, "cannot publish an image again that was not removed: {error}");
         }
     }
@@ -453,16 +520,23 @@ fn has_all(known: &NamesInContainerd, image: &Image) -> bool {
     names.all(|name| names_platform(name) || known.all.contains(name))
 }
 
-/// Drops images that containerd does not list, or not under one of their names. It lists none for another image that it
-/// cannot run.
-fn retain_listed(published: &mut PublishedNames, listed: &[Image]) {
+/// Drops images and names that were published `before` containerd listed its images, and that it does not list. It
+/// lists none for another image that it cannot run.
+fn forget_unlisted(published: &mut PublishedNames, before: &PublishedNames, listed: &[Image]) {
     let ids = listed.iter().map(|image| image.id.as_str());
     let names = listed.iter().flat_map(|image| image.repo_tags.iter().chain(&image.repo_digests));
-    let listed: BTreeSet<&str> = ids.chain(names.map(String::as_str)).collect();
-    published.retain(|id, names| {
-        let mut put = names.all.difference(&names.of_others);
-        listed.contains(id.as_str()) && put.all(|name| listed.contains(name.as_str()))
-    });
+    let listed: HashSet<&str> = ids.chain(names.map(String::as_str)).collect();
+    for (id, before) in before {
+        if !listed.contains(id.as_str()) {
+            published.remove(id);
+        } else if let Some(known) = published.get_mut(id) {
+            for lost in
+                before.all.difference(&before.of_others).filter(|name| !listed.contains(name.as_str()))
+            {
+                known.all.remove(lost);
+            }
+        }
+    }
 }
 
 /// An image with its documents. Reads files. containerd gets an artifact as an image: with a manifest that is made for
@@ -519,8 +593,13 @@ fn named_documents(record: &ImageRecord) -> Vec<(String, Digest)> {
 
 #[async_trait]
 impl AttachedRuntime for StorePublisher {
-    async fn after_commit(&self, image: &ImageName) -> Result<(), BackendError> {
-        self.publish(image).await
+    async fn after_commit(&self, id: &ImageId, name: &Reference) -> Result<(), BackendError> {
+        match self.locked(&ImageName::from(id)).await? {
+            Some((_lock, image)) => {
+                self.publish_locked(&image, ForeignName::Replace, &[name.to_string()]).await
+            }
+            None => Ok(()),
+        }
     }
 
     async fn around_removal(
@@ -579,17 +658,21 @@ mod tests {
         // Another image has a name: that is its user's will.
         let listed = [image("sha256:1", &["a:1"]), image("sha256:2", &["c:1"]), image("sha256:9", &["b:1"])];
         let before = published.clone();
-        retain_listed(&mut published, &listed);
+        forget_unlisted(&mut published, &before, &listed);
         assert_eq!(published, before);
         let mut keeps = published.clone();
         if let Some(names) = keeps.get_mut("sha256:1") {
             names.of_others.insert("b:1".to_owned());
         }
-        retain_listed(&mut keeps, &listed[..2]);
-        assert_eq!(keeps.len(), 2, "the name is of another image, which is not listed");
-        retain_listed(&mut published, &listed[..2]);
-        assert_eq!(published.keys().collect::<Vec<_>>(), ["sha256:2"], "it lost a name");
-        retain_listed(&mut published, &[]);
+        let kept = keeps.clone();
+        forget_unlisted(&mut keeps, &kept, &listed[..2]);
+        assert_eq!(keeps, kept, "the name is of another image, which is not listed");
+        forget_unlisted(&mut published, &before, &listed[..2]);
+        assert!(!has_all(&published["sha256:1"], &image("sha256:1", &["a:1", "b:1"])), "it lost a name");
+        assert!(has_all(&published["sha256:1"], &image("sha256:1", &["a:1"])));
+        forget_unlisted(&mut published, &PublishedNames::new(), &[]);
+        assert_eq!(published.len(), 2, "they were published since");
+        forget_unlisted(&mut published, &before, &[]);
         assert!(published.is_empty());
     }
 }

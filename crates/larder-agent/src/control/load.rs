@@ -11,7 +11,7 @@ use larder::events::{EventReason, EventType};
 use larder::go_format;
 use larder::hint::Hint;
 use larder::pull::StatusIntent;
-use larder::reference::{ImageName, PlatformError, Reference};
+use larder::reference::{ImageId, PlatformError, Reference};
 use larder_api::convert::millis;
 use larder_api::v1 as api;
 use larder_store::backend::StoreBackend;
@@ -101,7 +101,7 @@ async fn lease(node: &Node, loaded: &[api::LoadedImage]) -> Result<(), Error> {
 async fn publish(storage: &Storage, loaded: &[api::LoadedImage]) -> Result<(), Error> {
     let Some(publisher) = storage.publisher() else { return Ok(()) };
     for image in loaded {
-        let outcome = publisher.publish(&ImageName::from(image.id.as_str())).await;
+        let outcome = publisher.publish(&ImageId::from(image.id.as_str())).await;
         outcome.map_err(|error| {
             Error::from(error)
                 .about(format!("image {} is loaded, and not known to containerd", image.id))

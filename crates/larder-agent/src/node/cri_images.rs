@@ -125,7 +125,7 @@ impl CriImages for NodeCriImages {
         mark_pinned(&*self.pins, &mut images).await;
         images.retain(|image| !self.pulls.hides(image));
         if let Some(publisher) = self.storage.publisher() {
-            publisher.retain_published(&mut images);
+            publisher.retain_published(&mut images).await?;
         }
         Ok(images)
     }

@@ -4,6 +4,7 @@
 mod fetches;
 mod hides;
 mod others;
+mod publishes;
 mod shares;
 
 use std::path::{Path, PathBuf};
@@ -446,7 +447,9 @@ fn an_image_that_containerd_does_not_have_is_absent_and_not_removed_without_the_
     let error = fixture.daemon().pull(&fixture.image()).expect_err("containerd is not there");
     assert!(error.to_string().contains("/nonexistent/containerd.sock"), "{error}");
     assert_eq!(fixture.daemon().status(&fixture.image()), None, "kubelet pulls it again");
-    assert_eq!(fixture.daemon().list(), []);
+    let listed = fixture.daemon().runtime.block_on(fixture.daemon().client.list());
+    let unknown = listed.expect_err("an image that is left out would be lost for kubelet").to_string();
+    assert!(unknown.contains("/nonexistent/containerd.sock"), "{unknown}");
     let socket = fixture.world.path("larder.sock");
     let images = fixture.world.larder(&["--daemon", &socket, "images", "-q"]);
     assert_eq!(images.stdout.lines().count(), 1, "the store has it: {}", images.stderr);

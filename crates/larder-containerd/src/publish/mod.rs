@@ -4,22 +4,27 @@
 //! lease -> manifests and config as content -> a snapshot of each layer -> names -> wait until CRI lists it -> end the lease
 //! ```
 //!
+//! Where containerd has all but some names of the image, only those are published: an image may have thousands.
+//!
 //! No layer is sent: the snapshotter answers that it has each of them. containerd's garbage collector follows the
 //! labels of the content, from the names to the snapshots.
 
 mod records;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::error::Error as _;
 use std::time::Duration;
 
+use futures_util::future::try_join_all;
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use jiff::Timestamp;
 use larder::backend::{Backend as _, BackendError, CallErrorKind, ImageSpec};
 use larder_cri::CriBackend;
 use parking_lot::Mutex;
 use tonic::{Code, Status};
 
-pub use records::PublishedImage;
+use records::{ContainerdRecords, covers};
+pub use records::{NamesInContainerd, PublishedImage};
 pub(crate) use records::{is_as_published, is_pulled};
 
 use crate::NAMESPACE;
@@ -43,6 +48,9 @@ const LEASE: Duration = Duration::from_secs(600);
 
 /// How often to look whether CRI lists an image, which it learns from an event.
 const POLL: Duration = Duration::from_millis(5);
+
+/// How many names are given at once: containerd syncs its database for each.
+const NAMES_AT_ONCE: usize = 4;
 
 /// How often, and after how long, to ask a containerd that is not connected to its snapshotter: after a restart of
 /// larder its attempts to connect are at most three seconds apart.
@@ -81,15 +89,37 @@ impl ImagePublisher {
         &self.cri
     }
 
-    /// Publishes an image. It can be run when this returns. Repeating it changes nothing. Returns the names that stand
-    /// for another image, which were left alone.
+    /// Publishes an image. It can be run when this returns. Repeating it changes nothing. Names that containerd is
+    /// `known` to have are left as they are, unless it lacks other parts of the image. Returns the names that stand for
+    /// another image, which were left alone, too.
     pub async fn publish(
         &self,
         image: &PublishedImage,
         foreign: ForeignName,
+        known: &BTreeSet<String>,
     ) -> Result<BTreeSet<String>, BackendError> {
-        let published = self.client.within_limit(Box::pin(self.publish_leased(image, foreign))).await;
-        published.map_err(|status| self.client.error(&status))
+        let published = self.client.within_limit(Box::pin(async {
+            let records = image.records(SNAPSHOTTER).map_err(Status::internal)?;
+            if !known.is_empty() && self.has_parts(image).await? {
+                let is_new = |record: &ImageRecord| !known.contains(&record.name);
+                let put = self.put_names(image, records.images.into_iter().filter(is_new), foreign).await?;
+                return self.listed(image, put).await;
+            }
+            self.publish_leased(image, records, foreign).await
+        }));
+        published.await.map_err(|status| self.client.error(&status))
+    }
+
+    /// Returns, for each image, the names under which containerd has it as larder published them.
+    pub async fn published_names<'a>(
+        &self,
+        images: &'a [PublishedImage],
+    ) -> Result<impl Iterator<Item = (&'a PublishedImage, NamesInContainerd)>, BackendError> {
+        let listed = self.client.within_limit(self.client.images(NAMESPACE)).await;
+        let records = listed.map_err(|status| self.client.error(&status))?.into_iter();
+        let records: HashMap<String, ImageRecord> =
+            records.map(|record| (record.name.clone(), record)).collect();
+        Ok(images.iter().map(move |image| (image, image.names_in(&records))))
     }
 
     /// Ends the leases of publications that were killed, or could not reach containerd to end theirs: it retains for
@@ -140,9 +170,29 @@ impl ImagePublisher {
         withdrawn.await.map_err(|status| self.client.error(&status))
     }
 
+    /// Whether containerd has all of an image but for some names.
+    async fn has_parts(&self, image: &PublishedImage) -> Result<bool, Status> {
+        let record = self.client.image(NAMESPACE, image.id.as_str()).await?;
+        if !record.is_some_and(|record| image.has_target_of(&record)) {
+            return Ok(false);
+        }
+        for digest in image.documents.iter().map(|(digest, _)| digest).chain([&image.id]) {
+            if !self.client.has_blob(NAMESPACE, digest.as_str()).await? {
+                return Ok(false);
+            }
+        }
+        // The parents of a snapshot are present.
+        let Some(top) = image.chains.last() else { return Ok(true) };
+        match self.connected(|| self.client.snapshot(NAMESPACE, SNAPSHOTTER, top.as_str())).await {
+            Err(status) if status.code() == Code::NotFound => Ok(false),
+            found => found.map(|_| true),
+        }
+    }
+
     async fn publish_leased(
         &self,
         image: &PublishedImage,
+        records: ContainerdRecords,
         foreign: ForeignName,
     ) -> Result<BTreeSet<String>, Status> {
         let now = Timestamp::now();
@@ -153,40 +203,52 @@ impl ImagePublisher {
         let labels = [("containerd.io/gc.expire", ends.to_string()), (PUBLISHES, image.id.to_string())];
         let labels = labels.map(|(label, value)| (label.to_owned(), value)).into();
         self.client.create_lease(NAMESPACE, &lease.id, labels).await?;
-        let published = self.publish_under(image, &lease.id, foreign).await;
-        // A later comparison ends it.
-        if let Err(status) = self.client.delete_lease(NAMESPACE, &lease.id).await {
-            tracing::debug!("cannot end a lease of containerd: {}", status.message());
-        }
-        published
+        let put = self.publish_under(image, records, &lease.id, foreign).await;
+        // The names retain all of it now.
+        let end = async {
+            // If this fails, a later comparison ends it.
+            if let Err(status) = self.client.delete_lease(NAMESPACE, &lease.id).await {
+                tracing::debug!("cannot end a lease of containerd: {}", status.message());
+            }
+        };
+        let listed = async { self.listed(image, put?).await };
+        tokio::join!(end, listed).1
     }
 
     async fn publish_under(
         &self,
         image: &PublishedImage,
+        records: ContainerdRecords,
         lease: &str,
         foreign: ForeignName,
-    ) -> Result<BTreeSet<String>, Status> {
-        let records = image.records(SNAPSHOTTER).map_err(Status::internal)?;
-        for blob in records.blobs {
-            self.client.write_blob(NAMESPACE, lease, blob).await?;
-        }
-        self.publish_layers(image, lease).await?;
+    ) -> Result<PutNames, Status> {
+        // Each waits for a sync of its own.
+        let blobs = records.blobs.into_iter().map(|blob| self.client.write_blob(NAMESPACE, lease, blob));
+        tokio::try_join!(try_join_all(blobs), self.publish_layers(image, lease))?;
         if self.forget_lost_layers(image).await? {
             self.publish_layers(image, lease).await?;
         }
-        let (mut names, mut left) = (Vec::new(), BTreeSet::new());
-        for record in records.images {
+        self.put_names(image, records.images, foreign).await
+    }
+
+    /// Gives the image these names.
+    async fn put_names(
+        &self,
+        image: &PublishedImage,
+        records: impl IntoIterator<Item = ImageRecord>,
+        foreign: ForeignName,
+    ) -> Result<PutNames, Status> {
+        let put = records.into_iter().map(|record| async {
             let name = record.name.clone();
-            if self.put_name(image, record, foreign).await? {
-                names.push(name);
-            } else {
-                tracing::info!(image = %image.id, "containerd has another image with the name {name}");
-                left.insert(name);
-            }
+            Ok::<_, Status>((self.put_name(image, record, foreign).await?, name))
+        });
+        let put: Vec<_> = stream::iter(put).buffered(NAMES_AT_ONCE).try_collect().await?;
+        let (given, left): (Vec<_>, Vec<_>) = put.into_iter().partition(|(is_given, _)| *is_given);
+        for (_, name) in &left {
+            tracing::info!(image = %image.id, "containerd has another image with the name {name}");
         }
-        self.wait_for_cri(image, &names).await?;
-        Ok(left)
+        let names = |put: Vec<(bool, String)>| put.into_iter().map(|(_, name)| name);
+        Ok(PutNames { given: names(given).collect(), left: names(left).collect() })
     }
 
     /// Returns whether the name stands for the image now.
@@ -201,13 +263,16 @@ impl ImagePublisher {
             created => return created.map(|()| true),
         }
         let mut record = record;
-        if foreign == ForeignName::Keep
-            && let Some(present) = self.client.image(NAMESPACE, &record.name).await?
-        {
-            if !image.owns(&present) {
-                return Ok(false);
+        if let Some(present) = self.client.image(NAMESPACE, &record.name).await? {
+            if foreign == ForeignName::Keep {
+                if !image.owns(&present) {
+                    return Ok(false);
+                }
+                record = image.with_present_target(record, &present);
             }
-            record = image.with_present_target(record, present);
+            if covers(&present, &record) {
+                return Ok(true);
+            }
         }
         self.client.update_image(NAMESPACE, record).await.map(|()| true)
     }
@@ -280,8 +345,9 @@ impl ImagePublisher {
         Ok(lost)
     }
 
-    async fn wait_for_cri(&self, image: &PublishedImage, names: &[String]) -> Result<(), Status> {
-        for name in names {
+    /// Waits until CRI has the image under its names. Returns those that stand for another image.
+    async fn listed(&self, image: &PublishedImage, put: PutNames) -> Result<BTreeSet<String>, Status> {
+        for name in &put.given {
             let spec = ImageSpec::named(name.as_str());
             // Ends with the time limit of all calls.
             loop {
@@ -292,8 +358,16 @@ impl ImagePublisher {
                 tokio::time::sleep(POLL).await;
             }
         }
-        Ok(())
+        Ok(put.left)
     }
+}
+
+/// The names of an image that are in containerd.
+struct PutNames {
+    /// Those that stand for the image.
+    given: Vec<String>,
+    /// Those that stand for another image, and were left alone.
+    left: BTreeSet<String>,
 }
 
 /// A lease of what is being published, which may be cancelled.

@@ -1,6 +1,6 @@
 //! containerd's records of an image: content with the labels that its garbage collector follows, and names. Pure.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use larder::reference::Digest;
 use serde_json::Value;
@@ -44,6 +44,15 @@ pub struct PublishedImage {
     pub for_other_platforms: bool,
 }
 
+/// The names of a published image.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NamesInContainerd {
+    /// All that were to be published.
+    pub all: BTreeSet<String>,
+    /// Published names that containerd had for another image, and keeps.
+    pub of_others: BTreeSet<String>,
+}
+
 /// Records to write, in this order.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ContainerdRecords {
@@ -69,6 +78,28 @@ impl PublishedImage {
         self.documents.iter().any(|(digest, _)| Some(digest.as_str()) == target)
     }
 
+    /// Whether a name of containerd is as larder publishes it for this image.
+    fn is_published_as(&self, present: &ImageRecord) -> bool {
+        let target = present.target.as_ref().filter(|_| self.has_target_of(present));
+        target.is_some_and(|target| covers(present, &self.record(&present.name, target)))
+    }
+
+    /// The names of this image in these records, and those that stand for another image.
+    pub(super) fn names_in(&self, records: &HashMap<String, ImageRecord>) -> NamesInContainerd {
+        let mut names = NamesInContainerd::default();
+        for name in self.record_names() {
+            match records.get(&name) {
+                Some(record) if self.is_published_as(record) => drop(names.all.insert(name)),
+                Some(record) if !self.owns(record) => {
+                    names.of_others.insert(name.clone());
+                    names.all.insert(name);
+                }
+                _ => {}
+            }
+        }
+        names
+    }
+
     /// The digests of the archives of its layers.
     pub(super) fn archives(&self) -> BTreeSet<String> {
         let documents = self.documents.iter().filter_map(|(_, bytes)| serde_json::from_slice(bytes).ok());
@@ -80,10 +111,9 @@ impl PublishedImage {
     /// The record of a name as larder publishes it, for the document that the name stands for if that is one of the
     /// image's: another program may have put an index there with images of other platforms, which containerd would
     /// remove.
-    pub(super) fn with_present_target(&self, new: ImageRecord, present: ImageRecord) -> ImageRecord {
-        let is_own = self.has_target_of(&present);
-        match present.target.filter(|_| is_own) {
-            Some(target) => self.record(&new.name, &target),
+    pub(super) fn with_present_target(&self, new: ImageRecord, present: &ImageRecord) -> ImageRecord {
+        match present.target.as_ref().filter(|_| self.has_target_of(present)) {
+            Some(target) => self.record(&new.name, target),
             None => new,
         }
     }
@@ -133,6 +163,13 @@ impl PublishedImage {
         images.push(self.record(self.id.as_str(), target));
         Ok(ContainerdRecords { blobs, images })
     }
+}
+
+/// Whether a record of containerd has all that a new one has.
+pub(super) fn covers(present: &ImageRecord, new: &ImageRecord) -> bool {
+    let digest = |record: &ImageRecord| record.target.as_ref().map(|target| target.digest.clone());
+    let has = |(label, value): (&String, &String)| present.labels.get(label) == Some(value);
+    digest(present) == digest(new) && new.labels.iter().all(has)
 }
 
 /// Whether a name stands for what larder last published under it.
@@ -241,10 +278,10 @@ mod tests {
             record.labels.clear();
             record
         };
-        let kept = image.with_present_target(new.clone(), with_target("a"));
+        let kept = image.with_present_target(new.clone(), &with_target("a"));
         assert_eq!(kept.target, with_target("a").target);
         assert!(image.owns(&kept) && kept.labels.len() == 2);
-        assert_eq!(image.with_present_target(new.clone(), with_target("9")), new);
+        assert_eq!(image.with_present_target(new.clone(), &with_target("9")), new);
     }
 
     #[test]

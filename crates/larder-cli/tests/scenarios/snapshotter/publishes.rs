@@ -1,0 +1,106 @@
+//! Pulls and restarts change in containerd what it lacks, and nothing else.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use larder_containerd::ContainerdImages;
+use larder_cri::Endpoint;
+use larder_cri::channel::CriChannel;
+use larder_testkit_peers::LayerFiles;
+use larder_testkit_peers::containerd::pods::pause_image;
+use larder_testkit_peers::process::{WAIT_LIMIT, pause};
+use tokio::runtime::{self, Runtime};
+
+use super::SnapshotterFixture;
+
+/// How long no further change may come.
+const QUIET: Duration = Duration::from_millis(700);
+
+/// Counts the changes of containerd's images.
+struct ChangeCounter {
+    _runtime: Runtime,
+    count: Arc<AtomicUsize>,
+}
+
+impl ChangeCounter {
+    fn of(fixture: &SnapshotterFixture) -> ChangeCounter {
+        let runtime = runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let channel = CriChannel::new(Endpoint::at(fixture.containerd.socket()), WAIT_LIMIT);
+        let images = ContainerdImages::new(channel, WAIT_LIMIT);
+        let count = Arc::<AtomicUsize>::default();
+        let counted = Arc::clone(&count);
+        runtime.spawn(async move {
+            // containerd answers with the first change.
+            let Ok(mut changes) = images.changes().await else { return };
+            while changes.next().await {
+                counted.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        pause(QUIET);
+        ChangeCounter { _runtime: runtime, count }
+    }
+
+    /// The changes since the last call, once no further one follows.
+    fn take(&self) -> usize {
+        loop {
+            let before = self.count.load(Ordering::Relaxed);
+            pause(QUIET);
+            if self.count.load(Ordering::Relaxed) == before {
+                return self.count.swap(0, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_pull_publishes_the_name_that_containerd_lacks_and_no_other() {
+    let Some(fixture) = SnapshotterFixture::new("k8s.io") else { return };
+    let names: Vec<_> = (1..=6).map(|tag| format!("shop/web:{tag}")).collect();
+    let pull = |name: &str| {
+        pause_image().push(&fixture.world.registry, name).unwrap();
+        fixture.daemon().pull(&fixture.world.registry.image(name)).unwrap();
+    };
+    names[..5].iter().for_each(|name| pull(name));
+    let changes = ChangeCounter::of(&fixture);
+    pull(&names[5]);
+    assert_eq!(changes.take(), 1, "the new name");
+    pull(&names[5]);
+    pull(&names[0]);
+    assert_eq!(changes.take(), 0, "containerd has all of it");
+
+    // A pull of a name that another program has moved or removed.
+    let other = pause_image().layer(LayerFiles::new().noise("srv/other", 1000, 1));
+    other.push(&fixture.world.registry, "shop/other:1").unwrap();
+    let [web, other] = ["shop/web:1", "shop/other:1"].map(|name| fixture.world.registry.image(name));
+    fixture.daemon().pull(&other).unwrap();
+    let target = |name: &str| {
+        let listed = fixture.ctr(&["images", "ls", &format!("name=={name}")]);
+        listed.lines().nth(1).and_then(|line| line.split_whitespace().nth(2)).map(str::to_owned)
+    };
+    let before = target(&web);
+    assert!(before.is_some());
+    fixture.ctr(&["images", "tag", "--force", &other, &web]);
+    assert_ne!(target(&web), before);
+    pull("shop/web:1");
+    assert_eq!(target(&web), before);
+    fixture.ctr(&["images", "rm", &web]);
+    pull("shop/web:1");
+    assert_eq!(target(&web), before);
+}
+
+#[test]
+fn the_first_list_after_a_restart_has_all_images_and_none_is_published_again() {
+    let Some(mut fixture) = SnapshotterFixture::new("k8s.io") else { return };
+    for number in 0..8 {
+        let name = format!("shop/app{number}:1");
+        let image = pause_image().layer(LayerFiles::new().noise("srv/data", 1000, number));
+        image.push(&fixture.world.registry, &name).unwrap();
+        fixture.daemon().pull(&fixture.world.registry.image(&name)).unwrap();
+    }
+    let changes = ChangeCounter::of(&fixture);
+    fixture.kill_larder();
+    fixture.start_larder();
+    assert_eq!(fixture.daemon().list().len(), 8);
+    assert_eq!(changes.take(), 0);
+}
