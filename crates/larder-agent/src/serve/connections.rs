@@ -38,8 +38,10 @@ impl Default for ConnectionLimits {
 #[derive(Default)]
 pub(super) struct ConnectionsInner {
     table: Mutex<ConnectionTable>,
-    /// Notified when a connection or a call ends.
+    /// Notified when a connection or a call ends, and when a call is held.
     pub(super) ended: Notify,
+    /// True once the held calls are handed to the next process.
+    released: watch::Sender<bool>,
     pub(super) memory: RequestMemoryLimit,
 }
 
@@ -66,6 +68,8 @@ pub(crate) struct OngoingCall {
     /// When it came.
     pub(crate) since: Instant,
     connection: u64,
+    /// Whether nothing is done for it any more: the next process answers it.
+    held: bool,
 }
 
 impl Connections {
@@ -88,15 +92,20 @@ impl Connections {
         calls
     }
 
-    /// Waits until all of these connections have ended.
+    /// Waits until all of these connections have ended, but for those whose calls are all held.
     pub(super) async fn until_closed(&self, ids: &[u64]) {
         loop {
             let ended = self.0.ended.notified();
-            if !self.table().has_any(ids) {
+            if !self.table().has_any_unheld(ids) {
                 return;
             }
             ended.await;
         }
+    }
+
+    /// Lets the held calls go to the next process.
+    pub(super) fn release(&self) {
+        self.0.released.send_replace(true);
     }
 
     /// Waits until every open connection has a call under way, and `is_meant` is true of the paths of all calls.
@@ -140,7 +149,8 @@ impl Connections {
     }
 
     pub(super) fn begin(&self, connection: u64, path: &str) -> CallEntry {
-        let id = self.table().begin(OngoingCall { path: path.to_owned(), since: Instant::now(), connection });
+        let call = OngoingCall { path: path.to_owned(), since: Instant::now(), connection, held: false };
+        let id = self.table().begin(call);
         CallEntry { id, shared: Arc::clone(&self.0) }
     }
 
@@ -154,7 +164,8 @@ impl Connections {
         let mut table = self.table();
         for _ in table.open.len()..LIMIT {
             let connection = table.enter(Arc::default());
-            table.begin(OngoingCall { path: String::new(), since: Instant::now(), connection });
+            let (path, since) = (String::new(), Instant::now());
+            table.begin(OngoingCall { path, since, connection, held: false });
         }
     }
 }
@@ -208,8 +219,9 @@ impl ConnectionTable {
         self.open.keys().copied().collect()
     }
 
-    fn has_any(&self, ids: &[u64]) -> bool {
-        ids.iter().any(|id| self.open.contains_key(id))
+    fn has_any_unheld(&self, ids: &[u64]) -> bool {
+        let held = |id: &u64| self.calls.values().filter(|call| call.held && call.connection == *id).count();
+        ids.iter().any(|id| self.open.get(id).is_some_and(|open| open.calls == 0 || open.calls > held(id)))
     }
 
     fn all_call(&self, is_meant: fn(&str) -> bool) -> bool {
@@ -257,6 +269,18 @@ impl Drop for ConnectionEntry {
 pub(super) struct CallEntry {
     id: u64,
     shared: Arc<ConnectionsInner>,
+}
+
+impl CallEntry {
+    /// Holds the call until the next process can answer it.
+    pub(super) async fn hold(&self) {
+        if let Some(call) = self.shared.table().calls.get_mut(&self.id) {
+            call.held = true;
+        }
+        self.shared.ended.notify_waiters();
+        // The sender lives as long as this.
+        let _ = self.shared.released.subscribe().wait_for(|released| *released).await;
+    }
 }
 
 impl Drop for CallEntry {

@@ -2,9 +2,9 @@
 //!
 //! Promises: what all requests take in memory is [bounded](super::request_memory); after the stop, reads and calls
 //! about snapshots are answered to the end, also those of new clients, other requests are refused, and calls under way
-//! end. Every client that was accepted is answered.
+//! end. Every client that was accepted is answered. Where the socket outlives the process, pulls and removals over CRI
+//! are not refused: they wait until all else has ended, and their clients send them again, to the next process.
 
-use std::convert::Infallible;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -22,7 +22,8 @@ use tokio::time;
 use super::connections::{CallEntry, ConnectionEntry, Connections, stop_requested};
 use super::observed_body::{BodyObserver, observed};
 use super::request_memory::{LimitedBody, MemoryReservation};
-use super::router::{Router, is_served_to_the_end, request_kind};
+use super::responses::is_failure;
+use super::router::{Router, can_be_sent_again, is_served_to_the_end, request_kind};
 use super::shutdown;
 use crate::node::peer::Peer;
 
@@ -51,6 +52,8 @@ struct AcceptLoop {
     router: Router,
     /// Signals connections to end.
     stop: watch::Receiver<bool>,
+    /// Whether another process will listen on the same socket.
+    has_successor: bool,
 }
 
 impl Connections {
@@ -64,16 +67,24 @@ impl Connections {
         router: Router,
         stop: watch::Receiver<bool>,
     ) {
-        let mut accepting = AcceptLoop { running: JoinSet::new(), next: None, router, stop: stop.clone() };
+        let mut accepting = AcceptLoop {
+            running: JoinSet::new(),
+            next: None,
+            router,
+            stop: stop.clone(),
+            has_successor: own.is_none(),
+        };
         self.accept_until(&listener, &mut accepting, self.until_drained(stop)).await;
         if let Some(own) = own {
             drop(own);
             let queued_ended = async { time::sleep(QUEUED).await };
             self.accept_until(&listener, &mut accepting, queued_ended).await;
         }
-        let AcceptLoop { mut running, next, router, stop } = accepting;
+        // Their clients connect anew, and nothing accepts them here.
+        self.release();
+        let AcceptLoop { mut running, next, router, stop, has_successor } = accepting;
         if let Some(stream) = next {
-            self.one(stream, self.enter(), router, stop).await;
+            self.one(stream, self.enter(), router, stop, has_successor).await;
         }
         while running.join_next().await.is_some() {}
     }
@@ -96,7 +107,8 @@ impl Connections {
         close: impl FnOnce(),
     ) {
         let (_never, unstopped) = watch::channel(false);
-        let mut accepting = AcceptLoop { running: JoinSet::new(), next: None, router, stop: unstopped };
+        let mut accepting =
+            AcceptLoop { running: JoinSet::new(), next: None, router, stop: unstopped, has_successor: false };
         let mut stopped = stop.clone();
         let serving = async {
             self.accept_until(&listener, &mut accepting, self.until_drained(stop)).await;
@@ -120,7 +132,8 @@ impl Connections {
         accepting: &mut AcceptLoop,
         done: impl Future<Output = ()>,
     ) {
-        let AcceptLoop { running, next, router, stop } = accepting;
+        let AcceptLoop { running, next, router, stop, has_successor } = accepting;
+        let has_successor = *has_successor;
         let mut done = pin!(done);
         loop {
             tokio::select! {
@@ -131,7 +144,7 @@ impl Connections {
                     let Some(stream) = next.take() else { continue };
                     let (connections, router, stop) = (self.clone(), router.clone(), stop.clone());
                     let entry = self.enter();
-                    running.spawn(async move { connections.one(stream, entry, router, stop).await });
+                    running.spawn(async move { connections.one(stream, entry, router, stop, has_successor).await });
                 }
                 accepted = listener.accept(), if next.is_none() => match accepted {
                     Ok((stream, _)) => *next = Some(stream),
@@ -150,6 +163,7 @@ impl Connections {
         entry: ConnectionEntry,
         router: Router,
         mut stop: watch::Receiver<bool>,
+        has_successor: bool,
     ) {
         let peer = Peer::of(&stream);
         // Before it says anything hyper would close it without an answer.
@@ -163,21 +177,31 @@ impl Connections {
         let first_call = if *stop.borrow() { GOODBYE } else { Duration::ZERO };
         let stopping = stop.clone();
         let service = service_fn(|request: hyper::Request<Incoming>| {
+            let can_wait = has_successor && can_be_sent_again(&request);
+            let path = request.uri().path();
             let answer = if *stopping.borrow() && !is_served_to_the_end(&request) {
-                Err(shutdown::refusal(&request))
+                Err((shutdown::refusal(&request), self.begin(entry.id, path)))
             } else {
-                let path = request.uri().path();
                 let (call, share, kind) =
                     (self.begin(entry.id, path), self.0.memory.share(), request_kind(path));
                 let request = request.map(|body| LimitedBody::new(body, kind, share.clone()));
                 Ok((peer.clone().scope(router.answer(request)), call, share))
             };
+            let stopping = stopping.clone();
             async move {
-                let (answer, call, share) = match answer {
-                    Ok(begun) => begun,
-                    Err(refused) => return Ok(refused),
-                };
-                Ok::<_, Infallible>(observed(answer.await?, (call, share)))
+                match answer {
+                    Err((_, call)) if can_wait => call.hold().await,
+                    Err((refused, _)) => return Ok(refused),
+                    Ok((answer, call, share)) => {
+                        let Ok(answer) = answer.await;
+                        if !(can_wait && *stopping.borrow() && is_failure(&answer)) {
+                            return Ok(observed(answer, (call, share)));
+                        }
+                        call.hold().await;
+                    }
+                }
+                // gRPC's clients send a refused call again, if nothing of it was answered.
+                Err(h2::Error::from(h2::Reason::REFUSED_STREAM))
             }
         });
         let builder = http();

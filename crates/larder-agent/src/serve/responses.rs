@@ -13,6 +13,11 @@ pub(super) fn is_grpc<B>(request: &Request<B>) -> bool {
     kind.is_some_and(|kind| kind.starts_with("application/grpc"))
 }
 
+/// Whether a response of gRPC is an error.
+pub(super) fn is_failure(response: &Response<Body>) -> bool {
+    response.headers().get("grpc-status").is_some_and(|status| status != "0")
+}
+
 /// An extension of a response over TCP whose connection may last longer than those of other responses.
 #[derive(Clone)]
 pub(crate) struct LongResponse(pub(crate) Duration);

@@ -167,6 +167,14 @@ pub(super) fn is_served_to_the_end<B>(request: &Request<B>) -> bool {
     }
 }
 
+/// Whether the next process may do what this request asks for: a pull or a removal over CRI.
+pub(super) fn can_be_sent_again<B>(request: &Request<B>) -> bool {
+    let path = request.uri().path();
+    let method =
+        path.strip_prefix('/').and_then(|path| path.strip_prefix(image_service_server::SERVICE_NAME));
+    is_grpc(request) && matches!(method, Some("/PullImage" | "/RemoveImage"))
+}
+
 /// Lets a service answer within the time that its caller gives it.
 fn call<S>(service: &S, request: Request<LimitedBody>) -> RouterFuture
 where
