@@ -149,10 +149,13 @@ impl Workloads {
     async fn send_events(&self) {
         let Some(cluster) = &self.cluster else { return };
         let collects = || self.settings.now().gc.is_enabled() && self.collection.warning().is_none();
+        let journal = self.observability.journal();
+        // The start may have recorded why the settings are not in force.
+        let mut first = Some(0);
         let send = async |is_on| {
+            let from = first.take().unwrap_or_else(|| journal.next_number());
             if is_on {
-                let journal = self.observability.journal();
-                cluster.send_events(journal.follow(journal.next_number()), collects).await;
+                cluster.send_events(journal.follow(from), collects).await;
             } else {
                 future::pending::<()>().await;
             }

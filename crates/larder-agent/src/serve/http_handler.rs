@@ -178,7 +178,8 @@ impl HttpHandler {
     fn ready(&self) -> Response<Body> {
         match &*self.node.storage.health().state() {
             BackendHealth::Up(_) => match self.node.settings.degraded() {
-                Some(why) => text(StatusCode::OK, &format!("degraded: {why}\n")),
+                // A rollout of such settings must not go on.
+                Some(why) => text(StatusCode::SERVICE_UNAVAILABLE, &format!("degraded: {why}\n")),
                 None => text(StatusCode::OK, "ok\n"),
             },
             BackendHealth::Unknown => {

@@ -99,9 +99,10 @@ fn a_start_with_invalid_settings_uses_the_last_good_ones_and_collects_nothing() 
     let log = daemon.running.stderr();
     assert!(log.contains("the last good ones are in force") && log.contains("staticPodPth"), "{log}");
     assert_eq!(daemon.list().len(), 1, "kubelet is served");
-    wait_until("the backend is checked", || daemon.is_ready());
-    let page = daemon.get("/readyz");
-    assert!(page.contains("degraded: The settings are invalid"), "{page}");
+    wait_until("a rollout stops here", || {
+        daemon.get("/readyz").contains("degraded: The settings are invalid")
+    });
+    assert!(!daemon.is_ready());
     assert!(daemon.metrics().contains("larder_settings_valid 0"));
     let reported = status(&world, &daemon);
     assert!(reported["warnings"][0].as_str().is_some_and(|text| text.contains("GC is off")), "{reported}");
@@ -112,7 +113,7 @@ fn a_start_with_invalid_settings_uses_the_last_good_ones_and_collects_nothing() 
 
     world.file("config.yaml", &good);
     daemon.wait_for_log("reason=Reloaded", 1);
-    assert!(!daemon.get("/readyz").contains("degraded"));
+    assert!(daemon.is_ready());
     assert!(daemon.metrics().contains("larder_settings_valid 1"));
     world.larder(&gc).expect(0);
     assert_eq!(daemon.list().len(), 0);
