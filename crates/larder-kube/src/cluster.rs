@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use http::Request;
+use http::header::USER_AGENT;
+use http::{HeaderValue, Request};
 use http_body_util::BodyExt as _;
 use kube::client::{Body, ClientBuilder};
 use kube::{Client, Config};
@@ -18,6 +19,9 @@ use crate::responses::{ResponseObserver, send_observed};
 
 /// How long a call that is no watch may take.
 const CALL_WITHIN: Duration = Duration::from_secs(10);
+
+/// The `User-Agent` of larder's requests.
+const OWN_AGENT: &str = concat!("larder/", env!("CARGO_PKG_VERSION"));
 
 /// Where the cluster is, and which node this is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,10 +59,13 @@ struct RequestCounters {
 }
 
 impl RequestCounters {
-    fn count(&self, request: &Request<Body>) {
+    /// Counts a request, and names larder in it: audit logs and limits of the API server go by the name.
+    fn note(&self, mut request: Request<Body>) -> Request<Body> {
         self.requests.fetch_add(1, Ordering::Relaxed);
         let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
         self.watches.fetch_add(u64::from(is_watch), Ordering::Relaxed);
+        request.headers_mut().insert(USER_AGENT, HeaderValue::from_static(OWN_AGENT));
+        request
     }
 }
 
@@ -80,7 +87,7 @@ impl Cluster {
         let (reloading, counters) = (Arc::new(reloading), Arc::<RequestCounters>::default());
         let counting = Arc::clone(&counters);
         let service = tower::service_fn(move |request| {
-            counting.count(&request);
+            let request = counting.note(request);
             let reloading = Arc::clone(&reloading);
             async move { reloading.send(request).await }
         });
@@ -107,11 +114,8 @@ impl Cluster {
             .map_err(|error| ClusterError::Unusable { place, problem: chain(&error) })?;
         let counters = Arc::<RequestCounters>::default();
         let counting = Arc::clone(&counters);
-        let count = move |request: Request<Body>| {
-            counting.count(&request);
-            request
-        };
-        let client = builder.with_layer(&MapRequestLayer::new(count)).build();
+        let note = move |request| counting.note(request);
+        let client = builder.with_layer(&MapRequestLayer::new(note)).build();
         Ok(Cluster::with_client(client, node, counters))
     }
 

@@ -274,7 +274,7 @@ async fn a_node_writes_its_own_report_only() {
     administrator.patch("n1", &patch, &fields).await.expect("not larder's account");
     administrator.delete("n1", &DeleteParams::default()).await.expect("not larder's account");
     let own = ClusterOptions { kubeconfig: Some(api.kubeconfig(&token)), node: "n1".to_owned() };
-    let checks = check_cluster(None, Some(&own), NAMESPACE, Timestamp::now()).await;
+    let checks = check_cluster(None, Some(&own), true, NAMESPACE, Timestamp::now()).await;
     let admission = checks.iter().find(|check| check.name == "admission").expect("the server has policies");
     assert_eq!(admission.found, "a node writes its own NodeImages only");
 }
@@ -352,7 +352,7 @@ async fn larders_own_identity_reads_neither_other_secrets_nor_pods() {
 async fn missing(api: &KubeApi, (node, own): (&str, &str), name: &str) -> Vec<(String, String)> {
     let options = |token| ClusterOptions { kubeconfig: Some(api.kubeconfig(token)), node: name.to_owned() };
     let now = Timestamp::now();
-    let checks = check_cluster(Some(&options(node)), Some(&options(own)), NAMESPACE, now).await;
+    let checks = check_cluster(Some(&options(node)), Some(&options(own)), true, NAMESPACE, now).await;
     let missing = checks.into_iter().filter(|check| !check.ok);
     missing.map(|check| (check.name.to_owned(), format!("{} -> {:?}", check.found, check.next))).collect()
 }
@@ -425,7 +425,7 @@ async fn a_check_says_whether_the_admission_policy_applies_and_does_not_fail_wit
     let options = |token| ClusterOptions { kubeconfig: Some(api.kubeconfig(token)), node: "n1".to_owned() };
     let policy = async || {
         let own = options(&token);
-        let checks = check_cluster(None, Some(&own), NAMESPACE, Timestamp::now()).await;
+        let checks = check_cluster(None, Some(&own), true, NAMESPACE, Timestamp::now()).await;
         assert!(checks.iter().all(|check| check.ok), "{checks:?}");
         checks.into_iter().find(|check| check.name == "admission").map(|check| check.found)
     };

@@ -61,6 +61,10 @@ fn a_check_names_what_is_missing_and_fails_until_nothing_is() {
         1,
         "{run:?}"
     );
+    let node = json!({ "enabled": true, "nodeName": "n1", "nodeKubeconfig": api.kubeconfig(ADMINISTRATOR) });
+    let settings = world.file("node.yaml", &format!("{head}kubernetes: {node}\n"));
+    let run = world.larder_with(&settings, &["kube", "check"]).expect(1);
+    assert_eq!(run.lines_with(&["failed", "larder's identity", "no image sets and events"]), 1, "{run:?}");
     let settings = world.file("none.yaml", &format!("{head}kubernetes: {{ enabled: false }}\n"));
     let run = world.larder_with(&settings, &["kube", "check"]).expect(1);
     assert_eq!(run.lines_with(&["failed", "settings", "kubernetes.enabled: false"]), 1, "{run:?}");

@@ -61,9 +61,11 @@ fn check(name: &'static str, result: Result<String, (String, Option<String>)>) -
 }
 
 /// Checks what the identity of the node needs, and what larder's own identity needs, with its objects in `namespace`.
+/// If the settings say that it `needs_own`, its absence is a failure.
 pub async fn check_cluster(
     node: Option<&ClusterOptions>,
     own: Option<&ClusterOptions>,
+    needs_own: bool,
     namespace: &str,
     now: Timestamp,
 ) -> Vec<ClusterCheck> {
@@ -86,6 +88,11 @@ pub async fn check_cluster(
     };
     checks.extend(match own {
         Some(own) => check_own(own, namespace, now).await,
+        None if needs_own => {
+            let next = "set kubernetes.kubeconfig to one of larder's own, or kubernetes.imageSets and kubernetes.events to \
+                        false";
+            vec![check(OWN_IDENTITY, Err(("none: no image sets and events".to_owned(), Some(next.to_owned()))))]
+        }
         None => vec![absent(OWN_IDENTITY, "image sets and events")],
     });
     checks

@@ -21,7 +21,8 @@ pub async fn check(config: &Config) -> Vec<ClusterCheck> {
     if let Some(found) = prefetch(config) {
         checks.push(ClusterCheck { name: "prefetch", ok: true, found: found.to_owned(), next: None });
     }
-    checks.extend(check_cluster(node.as_ref(), own.as_ref(), &namespace, Timestamp::now()).await);
+    let (node, own, needs_own) = (node.as_ref(), own.as_ref(), settings.image_sets || settings.events);
+    checks.extend(check_cluster(node, own, needs_own, &namespace, Timestamp::now()).await);
     checks
 }
 
