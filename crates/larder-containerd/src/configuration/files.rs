@@ -11,6 +11,7 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use larder::glob;
+use larder::hint::Hint;
 use rustix::fs::{Gid, Uid};
 use toml_edit::DocumentMut;
 
@@ -72,6 +73,14 @@ fn read_one(path: PathBuf) -> Result<ConfigFile, ConfigurationError> {
     let parsed = text.as_deref().unwrap_or_default().parse::<DocumentMut>();
     let document = parsed.map_err(|error| {
         let place = path.display();
+        if text.as_deref().is_some_and(|text| text.contains("{{")) {
+            let hint = Hint::from(
+                "write out what its {{ }} stand for, as in the config.toml that is made of it, and name that \
+                                   file with ",
+            );
+            return ConfigurationError::bad_input(format!("{place}: a template, which is not TOML as it is"))
+                .hint(hint.setting("config", "FILE"));
+        }
         ConfigurationError::bad_input(format!("{place}: not TOML: {}", error.to_string().trim_end()))
             .hint(format!("fix {place}; containerd does not start with it either"))
     })?;

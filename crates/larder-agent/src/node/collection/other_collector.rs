@@ -41,8 +41,9 @@ impl OtherCollector {
             return None;
         }
         Some(format!(
-            "{by} collects images, too: {images} removed over CRI, the last at {}; disable kubelet's GC with \
-             imageGCHighThresholdPercent: 100 and imageMaximumGCAge: 0s in its settings",
+            "{by} collects images, too: {images} removed over CRI, the last at {}; kubelet's GC is disabled with \
+             imageGCHighThresholdPercent: 100 and imageMaximumGCAge: 0s in its settings, what its eviction removes under \
+             disk pressure is not",
             convert::time(last)
         ))
     }

@@ -40,7 +40,7 @@ pub(super) fn disk_table(disk: &StoreDiskUsage, estimated: bool, wide: bool) -> 
         ("kept of removed layers", disk.remnants),
         ("resumable downloads", disk.downloads),
         ("layers being unpacked", disk.unpacking),
-        ("files written to mounts", disk.mounts),
+        ("files of mounts and snapshots", disk.mounts),
         ("layers extracted for mounts", disk.extracted),
         ("trash, being deleted", disk.trash),
     ];
