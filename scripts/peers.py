@@ -53,14 +53,18 @@ class Server:
 
     started = []  # all, in order: what an error leaves running is stopped at the end
 
-    def __init__(self, work, name, *command, environment=None):
+    def __init__(self, work, name, *command, environment=None, listener=None):
+        """With a `listener`, it gets that socket as systemd passes one."""
         self.command, self.environment = [str(part) for part in command], {**os.environ, **(environment or {})}
-        self.log = work / f'{name}.log'
+        self.log, self.inherited = work / f'{name}.log', [listener.fileno()] if listener else []
+        if listener:
+            self.command[:0] = ['sh', '-c', f'exec 3<&{listener.fileno()}; LISTEN_PID=$$ LISTEN_FDS=1 exec "$0" "$@"']
         self.start()
 
     def start(self):
         with self.log.open('ab') as log:
-            self.process = subprocess.Popen(self.command, stdout=log, stderr=log, env=self.environment, start_new_session=True)
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=log, env=self.environment, start_new_session=True,
+                                            pass_fds=self.inherited)
         Server.started.append(self)
 
     def stop(self, signal_number=signal.SIGTERM, seconds=30):
@@ -71,6 +75,11 @@ class Server:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
+
+    def signal(self, number):
+        """Sends a signal that ends the process, and starts it again as soon as it has ended."""
+        self.stop(number, 60)
+        self.start()
 
 
 def layer_of(files):
@@ -338,7 +347,8 @@ class Containerd:
 class Larder:
     """`larder serve` with a settings file of its own."""
 
-    def __init__(self, program, work, certs, name, backend, root=None, **settings):
+    def __init__(self, program, work, certs, name, backend, root=None, held=False, **settings):
+        """With `held`, the suite holds the socket, as systemd does with larder.socket."""
         self.program, self.directory = program, work / name
         self.directory.mkdir()
         self.root = root or self.directory / 'root'
@@ -347,7 +357,12 @@ class Larder:
         self.write({'apiVersion': 'larder.dev/v1alpha1', 'kind': 'LarderConfiguration', 'root': str(self.root),
                     'backend': str(backend), 'listen': {'socket': str(self.socket)}, 'metrics': {'address': ''},
                     'registry': {'certsDirs': [str(certs)]}, **settings})
-        self.server = Server(work, name, self.program, 'serve', '--config', self.settings)
+        self.listener = None
+        if held:
+            self.listener = socket.socket(socket.AF_UNIX)
+            self.listener.bind(str(self.socket))
+            self.listener.listen(4096)
+        self.server = Server(work, name, self.program, 'serve', '--config', self.settings, listener=self.listener)
         self.wait()
 
     def write(self, settings):
