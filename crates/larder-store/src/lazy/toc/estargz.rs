@@ -8,11 +8,12 @@ use std::ops::Range;
 
 use larder::reference::Digest;
 use larder_erofs::ErofsTime;
+use sha2::{Digest as _, Sha256};
 
 use super::chunk::{ChunkCompression, ChunkContent, CompressedChunk, TocChunk, skip_bytes};
 use super::document::read_document;
 use super::error::TocError;
-use super::table::{LastData, MAX_CHUNK_BYTES, TableBuilder, TocEntry, sha256_of};
+use super::table::{LastData, MAX_CHUNK_BYTES, TableBuilder, TocEntry};
 use super::{MAX_DOCUMENT_BYTES, TocStep, check_place};
 use crate::unpack::{
     GzipReader, LayerArchive, LayerEntry, LayerEntryKind, TarStream, UnpackError, UnpackLimits,
@@ -39,11 +40,12 @@ const MAX_END_BYTES: u64 = MAX_DOCUMENT_BYTES + MAX_CHUNK_BYTES;
 /// Digest of the table of contents of a layer. Its place is in the footer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct EStargzToc {
-    /// Of the document, which is a file of the layer.
+    /// Of the document, which is a file of the layer. A SHA-256.
     digest: Digest,
-    /// Bytes of the digest.
-    sha256: [u8; 32],
 }
+
+/// Plain bytes of a chunk of the document: a read of it waits for no more.
+const DOCUMENT_CHUNK: usize = 4 << 20;
 
 /// The file of the document, and its content.
 struct DocumentFile {
@@ -51,6 +53,21 @@ struct DocumentFile {
     json: Vec<u8>,
     /// Plain bytes before it in its member.
     skip: u64,
+}
+
+impl DocumentFile {
+    /// The document as a file of the layer, whose members are at `place` in the blob.
+    fn entry_at(self, place: &Range<u64>) -> TocEntry {
+        let mut skip = self.skip;
+        let chunks = self.json.chunks(DOCUMENT_CHUNK).map(|part| {
+            let size = part.len() as u64;
+            let (compression, blob) = (ChunkCompression::Gzip, place.clone());
+            let data = CompressedChunk { compression, blob, skip, sha256: Sha256::digest(part).into() };
+            skip += size;
+            TocChunk { size, content: ChunkContent::Compressed(data) }
+        });
+        TocEntry { chunks: chunks.collect(), entry: self.entry }
+    }
 }
 
 pub(super) fn first_range(blob_size: u64) -> Result<Range<u64>, TocError> {
@@ -63,7 +80,7 @@ pub(super) fn first_range(blob_size: u64) -> Result<Range<u64>, TocError> {
 impl EStargzToc {
     pub(super) fn of(annotations: &BTreeMap<String, String>) -> Option<EStargzToc> {
         let digest = Digest::parse(annotations.get(DIGEST_ANNOTATION)?).ok()?;
-        sha256_of(digest.as_str()).map(|sha256| EStargzToc { digest, sha256 })
+        (digest.algorithm() == "sha256").then_some(EStargzToc { digest })
     }
 
     /// `bytes` are those of the blob from `start` to its end.
@@ -101,14 +118,7 @@ impl EStargzToc {
         let Some(end) = from(last.start) else { return Ok(TocStep::Needs(last.start..blob_size)) };
         let expected = &table.entries[table.entries.len() - last.entries_after..];
         if has_document(end, &last, expected, &options)? {
-            let data = CompressedChunk {
-                compression: ChunkCompression::Gzip,
-                blob: place,
-                skip: document.skip,
-                sha256: self.sha256,
-            };
-            let chunk = TocChunk { size: document.entry.size, content: ChunkContent::Compressed(data) };
-            table.entries.push(TocEntry { entry: document.entry, chunks: vec![chunk] });
+            table.entries.push(document.entry_at(&place));
         }
         Ok(TocStep::Read(table))
     }

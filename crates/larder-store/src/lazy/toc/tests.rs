@@ -595,17 +595,36 @@ fn document_file(json: &str) -> TarBuilderEntry {
     TarBuilderEntry::file("stargz.index.json", json).mode(0).mtime(0)
 }
 
+/// The members of an eStargz blob before its document, and the document.
+fn split_estargz(blob: &[u8]) -> (&[u8], String) {
+    let end = blob.len() - 51;
+    let offset = usize::from_str_radix(std::str::from_utf8(&blob[end + 16..end + 32]).unwrap(), 16).unwrap();
+    let mut json = String::new();
+    let mut plain = GzipReader::new(&blob[offset..end]);
+    chunk::skip_bytes(&mut plain, 512).unwrap();
+    plain.read_to_string(&mut json).unwrap();
+    (&blob[..offset], json.trim_end_matches('\0').to_owned())
+}
+
+#[test]
+fn a_long_document_of_estargz_has_chunks_like_other_files() {
+    let Fixture { blob, .. } = fixture("estargz");
+    let (members, json) = split_estargz(&blob);
+    // As long as that of a layer with many files: no chunk of a layer may have as much.
+    let json = format!("{json}{}", " ".repeat(20 << 20));
+    let (blob, format) = estargz(members, document_file(&json), &json);
+    let table = read(&format, &blob).unwrap().0;
+    let document = table.entries.last().unwrap();
+    assert!(document.chunks.iter().all(|chunk| chunk.size <= 4 << 20), "{:?}", document.chunks);
+    assert!(content(document, &blob) == json.as_bytes());
+}
+
 #[test]
 fn an_estargz_table_is_compared_with_the_end_of_the_archive() {
     let Fixture { blob, .. } = fixture("estargz");
-    let end = blob.len() - 51;
-    let offset = usize::from_str_radix(std::str::from_utf8(&blob[end + 16..end + 32]).unwrap(), 16).unwrap();
-    let mut json = Vec::new();
-    let mut plain = GzipReader::new(&blob[offset..end]);
-    chunk::skip_bytes(&mut plain, 512).unwrap();
-    plain.read_to_end(&mut json).unwrap();
-    let json = std::str::from_utf8(&json).unwrap().trim_end_matches('\0');
-    let (same, format) = estargz(&blob[..offset], document_file(json), json);
+    let (members, json) = split_estargz(&blob);
+    let json = json.as_str();
+    let (same, format) = estargz(members, document_file(json), json);
     assert_eq!(read(&format, &same).unwrap().0.entries.len(), 23);
     for (from, to, expected) in [
         ("\"name\": \"var/link\"", "\"name\": \"var/lint\"", r#"has "var/link", not "var/lint""#),
@@ -617,7 +636,7 @@ fn an_estargz_table_is_compared_with_the_end_of_the_archive() {
     ] {
         assert!(json.contains(from), "{json}");
         let json = json.replace(from, to);
-        let (blob, format) = estargz(&blob[..offset], document_file(&json), &json);
+        let (blob, format) = estargz(members, document_file(&json), &json);
         let error = read(&format, &blob).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
@@ -627,13 +646,13 @@ fn an_estargz_table_is_compared_with_the_end_of_the_archive() {
         document_file(json).mtime(1),
         document_file(json).xattr("user.a", "b"),
     ] {
-        let (blob, format) = estargz(&blob[..offset], changed, json);
+        let (blob, format) = estargz(members, changed, json);
         let error = read(&format, &blob).unwrap_err().to_string();
         assert!(error.ends_with(r#"has another "stargz.index.json", not "stargz.index.json""#), "{error}");
     }
     let last = json.rfind(",\n\t\t{").unwrap();
     let short = format!("{}]}}", &json[..last]);
-    let (blob, format) = estargz(&blob[..offset], document_file(&short), &short);
+    let (blob, format) = estargz(members, document_file(&short), &short);
     let error = read(&format, &blob).unwrap_err().to_string();
     assert!(error.contains(r#"has "var/link", not "stargz.index.json""#), "{error}");
 }
