@@ -10,7 +10,7 @@ fn smoke(name: &str) {
     // Those that make files or connections get fewer.
     let runs = match name {
         "layer" | "import" => 1500,
-        "hosts" | "answers" => 1000,
+        "hosts" | "answers" | "table" | "soci" => 1000,
         _ => 5000,
     };
     run(name, &seeds, runs, target.fuzz_one);
@@ -57,6 +57,16 @@ fn answers_of_registries() {
 }
 
 #[test]
+fn tables_of_contents() {
+    smoke("table");
+}
+
+#[test]
+fn soci_indexes_and_ztocs() {
+    smoke("soci");
+}
+
+#[test]
 fn no_target_is_forgotten() {
-    assert_eq!(TARGETS.len(), 8, "add a test of the new target above");
+    assert_eq!(TARGETS.len(), 10, "add a test of the new target above");
 }

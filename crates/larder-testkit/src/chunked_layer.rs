@@ -38,6 +38,20 @@ impl ChunkedLayer {
     ///
     /// If the archive is not valid.
     pub fn new(archive: &[u8], format: ChunkedFormat, chunk_size: usize) -> ChunkedLayer {
+        ChunkedLayer::with_document(archive, format, chunk_size, |document| document)
+    }
+
+    /// Compresses an archive as [`ChunkedLayer::new`] does, and puts another document beside it than the one it needs.
+    ///
+    /// # Panics
+    ///
+    /// If the archive is not valid.
+    pub fn with_document(
+        archive: &[u8],
+        format: ChunkedFormat,
+        chunk_size: usize,
+        change: impl FnOnce(Vec<u8>) -> Vec<u8>,
+    ) -> ChunkedLayer {
         let (mut blob, mut records) = (Vec::new(), Vec::new());
         let (mut compressed, mut end) = (0, 0);
         for entry in tar::Archive::new(archive).entries().expect("an archive") {
@@ -70,7 +84,7 @@ impl ChunkedLayer {
             }
             records.push(record);
         }
-        let document = json!({ "version": 1, "entries": records }).to_string();
+        let document = change(json!({ "version": 1, "entries": records }).to_string().into());
         match format {
             ChunkedFormat::ZstdChunked => {
                 blob.extend(format.compress(&archive[compressed..]));
@@ -150,8 +164,8 @@ fn map(value: Value) -> Map<String, Value> {
     map
 }
 
-fn zstd_chunked(mut blob: Vec<u8>, archive: &[u8], document: &str) -> ChunkedLayer {
-    let frame = ChunkedFormat::ZstdChunked.compress(document.as_bytes());
+fn zstd_chunked(mut blob: Vec<u8>, archive: &[u8], document: &[u8]) -> ChunkedLayer {
+    let frame = ChunkedFormat::ZstdChunked.compress(document);
     let size = u32::try_from(frame.len()).expect("a small document");
     blob.extend(b"\x50\x2a\x4d\x18".iter().chain(&size.to_le_bytes()));
     let position = format!("{}:{size}:{}:1", blob.len(), document.len());
@@ -164,7 +178,7 @@ fn zstd_chunked(mut blob: Vec<u8>, archive: &[u8], document: &str) -> ChunkedLay
     ChunkedLayer { blob, archive: archive.to_vec(), annotations: annotations.into() }
 }
 
-fn estargz(mut blob: Vec<u8>, entries: &[u8], document: &str) -> ChunkedLayer {
+fn estargz(mut blob: Vec<u8>, entries: &[u8], document: &[u8]) -> ChunkedLayer {
     let file = TarBuilder::new().with(TarBuilderEntry::file("stargz.index.json", document).mode(0).mtime(0));
     let file = file.finish();
     let offset = format!("{:016x}STARGZ", blob.len());

@@ -35,5 +35,6 @@ pub(crate) use group::GroupState;
 pub use keeper::{GroupKeeper, KeptGroup};
 pub use partial_layer::FillProgress;
 pub(crate) use partial_layers::PartialLayers;
+pub use skeleton::{LayerSkeleton, read_skeleton};
 pub use verified_layers::ReadVerification;
 pub(crate) use verified_layers::{BegunLayer, VerifiedLayers};

@@ -2,10 +2,15 @@
 //!
 //! The ordinary writer makes it, so that the layer's data comes to the same places when the archive is unpacked.
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::toc::{ChunkContent, GzipSpan, TableOfContents, TocChunk};
+use larder_registry::manifest::{ArtifactManifest, Descriptor};
+
+use super::toc::{
+    ChunkContent, GzipSpan, SociToc, TABLE_REQUESTS, TableOfContents, TocChunk, TocFormat, TocStep,
+};
 use crate::unpack::{
     DetectedCompression, ExpectedLayer, PendingLayer, UnpackError, UnpackOptions, UnpackedLayer,
 };
@@ -28,6 +33,16 @@ pub(crate) struct PlacedChunk {
     pub(crate) is_before_landmark: bool,
 }
 
+/// A layer without its data, which a caller has written outside of a store.
+pub struct LayerSkeleton {
+    /// Counts of what was written.
+    pub unpacked: UnpackedLayer,
+    /// The layer, to be finished on the layers below.
+    pub layer: PendingLayer,
+    /// Places of the missing data in the layer's file, in order, each with the bytes of the blob that have it.
+    pub missing: Vec<(Range<u64>, Range<u64>)>,
+}
+
 /// Data that a layer does not have yet.
 #[derive(Debug)]
 pub(crate) struct MissingData {
@@ -42,6 +57,44 @@ impl PlacedChunk {
     pub(crate) fn end(&self) -> u64 {
         self.offset.saturating_add(self.chunk.size)
     }
+}
+
+/// Writes a layer to a new file at `path` as a lazy pull does, by the table of contents that its descriptor or the SOCI
+/// index of its image names. `fetch` returns bytes of the blob that has the table. `None` if no table is named, or the
+/// error as text.
+pub fn read_skeleton(
+    layer: &Descriptor,
+    soci: Option<&ArtifactManifest>,
+    fetch: impl Fn(Range<u64>) -> Vec<u8>,
+    path: &Path,
+    options: &UnpackOptions,
+) -> Result<Option<LayerSkeleton>, String> {
+    let in_words = |error: &dyn std::error::Error| larder::error_chain(error);
+    let mut layer = layer.clone();
+    let of_index = soci.and_then(|index| SociToc::annotations(index).remove(&layer.digest));
+    layer.annotations.extend(of_index);
+    let Some(format) = TocFormat::of(&layer) else { return Ok(None) };
+    let size = format.blob().unwrap_or(&layer).size;
+    let mut range = format.first_range(size).map_err(|error| in_words(&error))?;
+    for _ in 0..TABLE_REQUESTS {
+        let bytes = fetch(range.clone());
+        let table = match format.read(range, &bytes, size, &options.limits) {
+            Ok(TocStep::Read(table)) => table,
+            Ok(TocStep::Needs(needed)) => {
+                range = needed;
+                continue;
+            }
+            Err(error) => return Err(in_words(&error)),
+        };
+        let expected = ExpectedLayer { digest: None, size: Some(layer.size), diff_id: &layer.digest };
+        let written = write_skeleton(&table, &expected, path, options);
+        let (unpacked, layer, chunks) = written.map_err(|error| in_words(&error))?;
+        let place =
+            |chunk: &PlacedChunk| Some((chunk.offset..chunk.end(), chunk.chunk.content.blob()?.clone()));
+        let missing = chunks.iter().filter_map(place).collect();
+        return Ok(Some(LayerSkeleton { unpacked, layer, missing }));
+    }
+    Err("its table of contents is not where it should be".into())
 }
 
 /// Writes a layer without its data to a new file at `path`. Returns the chunks that are to be filled, too, in the order

@@ -39,7 +39,7 @@ use crate::lazy::fill_activity::FillActivity;
 use crate::lazy::partial_layer::PartialLayer;
 use crate::lazy::skeleton::{MissingData, write_skeleton};
 use crate::lazy::start_reads::START;
-use crate::lazy::toc::{ChunkReader, TableOfContents, TocFormat, TocStep};
+use crate::lazy::toc::{ChunkReader, TABLE_REQUESTS, TableOfContents, TocFormat, TocStep};
 use crate::store::error::StoreErrorContext as _;
 use crate::store::fetch_progress::FetchProgress;
 use crate::store::{IngestFile, LAYER_FILE, LayerHandle, LayerKey, PartialSource, StoreError, TransferLogin};
@@ -53,8 +53,6 @@ const RETRY_DEMAND: Duration = Duration::from_millis(500);
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// The action that fails when the disk has lost data of a layer, for its error.
 const SYNC: &str = "sync a layer to disk";
-/// Requests for a table of contents: for its place, for the table, and for what was not in either.
-const TABLE_REQUESTS: usize = 3;
 
 /// A layer that is being filled.
 pub(super) struct LayerFill {

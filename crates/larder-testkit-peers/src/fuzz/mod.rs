@@ -6,6 +6,7 @@
 
 mod answers;
 mod mutate;
+mod tables;
 mod targets;
 
 use std::io;

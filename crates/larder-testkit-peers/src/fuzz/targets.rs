@@ -18,6 +18,7 @@ use tempfile::TempDir;
 use larder_testkit::fault_registry::digest;
 
 use super::answers::answers;
+use super::tables::{soci, table};
 
 /// Something that reads what strangers send.
 #[derive(Debug)]
@@ -32,7 +33,7 @@ pub struct FuzzTarget {
 }
 
 /// All targets.
-pub const TARGETS: [FuzzTarget; 8] = [
+pub const TARGETS: [FuzzTarget; 10] = [
     FuzzTarget { name: "layer", fuzz_one: layer },
     FuzzTarget { name: "manifest", fuzz_one: manifest },
     FuzzTarget { name: "challenge", fuzz_one: challenge },
@@ -41,10 +42,12 @@ pub const TARGETS: [FuzzTarget; 8] = [
     FuzzTarget { name: "docker_config", fuzz_one: docker_config },
     FuzzTarget { name: "import", fuzz_one: import },
     FuzzTarget { name: "answers", fuzz_one: answers },
+    FuzzTarget { name: "table", fuzz_one: table },
+    FuzzTarget { name: "soci", fuzz_one: soci },
 ];
 
 /// A directory in memory where there is such a filesystem.
-fn dir() -> TempDir {
+pub(super) fn dir() -> TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a temporary directory")
 }
 

@@ -48,6 +48,9 @@ use zstd_chunked::ZstdChunkedToc;
 /// Bytes of a document, compressed or not. containers/storage has a limit of 150 MiB for both.
 const MAX_DOCUMENT_BYTES: u64 = 64 << 20;
 
+/// Requests for a table of contents: for its place, for the table, and for what was not in either.
+pub(crate) const TABLE_REQUESTS: usize = 3;
+
 /// Format of a layer's table of contents, and where that is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum TocFormat {
