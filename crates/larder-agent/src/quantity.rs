@@ -56,18 +56,23 @@ const SIZE_UNITS: [(&str, u64); 14] = [
 ];
 
 /// Reads a size in bytes: `500MB`, `10GiB`, `10Gi`, or a bare number.
-#[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)] // checked
 pub fn parse_size(text: &str) -> Result<u64, String> {
+    read_size(text)?.ok_or_else(|| format!("{text:?} is out of range: a size is from 1B to 1024PiB"))
+}
+
+/// Reads a size in bytes as [`parse_size`] does; `None` if it is below one byte, or above 1024 PiB.
+#[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)] // checked
+pub(crate) fn read_size(text: &str) -> Result<Option<u64>, String> {
+    if text.strip_prefix('-').is_some_and(|size| read_size(size).is_ok()) {
+        return Ok(None);
+    }
     let wrong = || format!("{text:?} is not a size; write it like 500MB or 10GiB");
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let unit = unit.trim().to_ascii_lowercase();
     let (_, unit) = SIZE_UNITS.iter().find(|(known, _)| *known == unit).ok_or_else(wrong)?;
     let bytes = number.parse::<f64>().map_err(|_| wrong())? * *unit as f64;
-    if bytes < 1.0 || bytes > (1_u64 << 60) as f64 {
-        return Err(wrong());
-    }
-    Ok(bytes as u64)
+    Ok((1.0..=(1_u64 << 60) as f64).contains(&bytes).then_some(bytes as u64))
 }
 
 #[cfg(test)]
@@ -83,6 +88,10 @@ mod tests {
         }
         for text in ["", "-1", "0", "GiB", "1X", "1..5G", "99999999TiB", "1e3"] {
             assert!(parse_size(text).is_err(), "{text}");
+        }
+        for text in ["-1", "0", "-5GiB", "99999999TiB"] {
+            let wrong = parse_size(text).unwrap_err();
+            assert!(wrong.ends_with("is out of range: a size is from 1B to 1024PiB"), "{wrong}");
         }
     }
 

@@ -31,6 +31,7 @@ pub(super) fn finish(
     checking.own(draft.no_proxy);
     if checking.errors.is_empty() {
         warn_of_no_collector(&mut checking.config);
+        warn_of_no_store(&mut checking.config);
         evictions::warn_of_early_evictions(&mut checking.config, &draft.evictions);
     }
     checking.config
@@ -306,6 +307,22 @@ fn warn_of_no_collector(config: &mut Config) {
         config.warnings.push(format!(
             "{origin}: {key} 100 disables kubelet's GC and larder's: no process collects images; set {key} in larder's file"
         ));
+    }
+}
+
+/// Warns of lazy pulls and verified reads where a runtime has the images.
+fn warn_of_no_store(config: &mut Config) {
+    let settings = [
+        ("pull.lazy.images", !config.lazy.images.is_empty()),
+        ("store.verifyReads", config.store.verify_reads),
+    ];
+    for (key, is_set) in settings {
+        if is_set && !matches!(config.backend, BackendSetting::Store) {
+            let origin = config.origin(key).clone();
+            config
+                .warnings
+                .push(format!("{origin}: {key} has no effect: it needs larder's own store (backend: store)"));
+        }
     }
 }
 

@@ -106,6 +106,14 @@ impl<'a> ListItemReader<'a> {
         self.problems.push(self.at.problem(what).hint(hint));
     }
 
+    /// Reports what is wrong with a rule.
+    fn check(&mut self, rule: &KeepRule) {
+        let policy = GcPolicy { keep: vec![rule.clone()], ..GcPolicy::default() };
+        if let Some(PolicyError::Keep { problem, .. }) = policy.problems().pop() {
+            self.problems.push(self.at.problem(problem));
+        }
+    }
+
     fn finish<T>(self, value: Option<T>) -> Result<T, Vec<InputProblem>> {
         match value {
             Some(value) if self.problems.is_empty() => Ok(value),
@@ -114,6 +122,9 @@ impl<'a> ListItemReader<'a> {
         }
     }
 }
+
+/// Keys of an image that is selected before it is pulled.
+const SELECTOR: [&str; 2] = ["name", "digest"];
 
 const KEEP: [&str; 8] = ["name", "digest", "label", "type", "repository", "newest", "ttl", "budget"];
 
@@ -155,22 +166,28 @@ impl SettingCodec for SelectorsCodec {
     }
 
     fn parse_all(at: &NodeCursor<'_>) -> Result<Vec<Selector>, Vec<InputProblem>> {
-        each(at, |item| {
-            let rule = keep_rule(item)?;
-            let is_known_before_pull = matches!(rule.select, Selector::Name(_) | Selector::Digest(_));
-            if is_known_before_pull && rule == KeepRule::new(rule.select.clone()) {
-                return Ok(rule.select);
-            }
-            Err(vec![
-                item.problem("must have name or digest, and nothing else")
-                    .hint("write it like - name: registry.example/*"),
-            ])
-        })
+        each(at, selector)
     }
 
     fn print(selectors: &Vec<Selector>) -> Value {
         selectors.iter().map(|select| show_rule(&KeepRule::new(select.clone()))).collect()
     }
+}
+
+/// What is known of an image before it is pulled.
+fn selector(at: &NodeCursor<'_>) -> Result<Selector, Vec<InputProblem>> {
+    let mut item = ListItemReader::of(at, &SELECTOR)?;
+    let name = item.read_field::<StringCodec>("name").map(Selector::Name);
+    let digest = item.read_field::<StringCodec>("digest").map(Selector::Digest);
+    let mut selectors: Vec<Selector> = [name, digest].into_iter().flatten().collect();
+    if selectors.len() != 1 && item.problems.is_empty() {
+        item.report("must have name or digest, and nothing else", "write it like - name: registry.example/*");
+    }
+    let select = selectors.pop();
+    if let Some(select) = &select {
+        item.check(&KeepRule::new(select.clone()));
+    }
+    item.finish(select)
 }
 
 fn keep_rule(at: &NodeCursor<'_>) -> Result<KeepRule, Vec<InputProblem>> {
@@ -206,11 +223,8 @@ fn keep_rule(at: &NodeCursor<'_>) -> Result<KeepRule, Vec<InputProblem>> {
         );
     }
     let rule = selectors.pop().map(|select| KeepRule { select, ttl, budget_bytes });
-    if let Some(rule) = &rule
-        && let Some(PolicyError::Keep { problem, .. }) =
-            (GcPolicy { keep: vec![rule.clone()], ..GcPolicy::default() }).problems().pop()
-    {
-        item.problems.push(at.problem(problem));
+    if let Some(rule) = &rule {
+        item.check(rule);
     }
     item.finish(rule)
 }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::{FlagValueKind, SettingCodec};
 use crate::manifest::InputProblem;
 use crate::manifest::tree::NodeCursor;
-use crate::quantity::{LONGEST, parse_size};
+use crate::quantity::{LONGEST, read_size};
 
 /// A whole number from `MIN` to `MAX`.
 pub(in crate::config) struct IntegerCodec<T, const MIN: i64, const MAX: i64>(PhantomData<T>);
@@ -125,11 +125,11 @@ impl<const MIN: u64> SettingCodec for ByteSizeCodec<MIN> {
     fn parse(at: &NodeCursor<'_>) -> Result<u64, InputProblem> {
         let text = if at.is_number() { at.number()? } else { at.text()? };
         let bytes = match text.parse::<u64>() {
-            Ok(bytes) => Ok(bytes),
-            Err(_) => parse_size(text),
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(_) => read_size(text),
         };
         match bytes {
-            Ok(bytes) if (MIN..=1 << 60).contains(&bytes) => Ok(bytes),
+            Ok(Some(bytes)) if (MIN..=1 << 60).contains(&bytes) => Ok(bytes),
             Ok(_) => Err(at.problem(format!("must be from {} to 1024PiB, is {text}", size_text(MIN)))),
             Err(wrong) => Err(at.problem(wrong)),
         }

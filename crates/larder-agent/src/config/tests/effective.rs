@@ -200,6 +200,22 @@ fn docker_is_a_backend_with_or_without_an_address() {
 }
 
 #[test]
+fn settings_of_the_store_that_have_no_effect_are_warned_of() {
+    let set = "pull: {lazy: {images: [{name: a}]}}\nstore: {verifyReads: true}\n";
+    let warnings = |backend: &str| read(&format!("backend: {backend}\n{set}")).unwrap().warnings;
+    assert_eq!(warnings("store"), [""; 0]);
+    for backend in ["cri", "docker"] {
+        let warnings = warnings(backend);
+        assert_eq!(warnings.len(), 2, "{warnings:?}");
+        assert!(
+            warnings[0]
+                .ends_with("pull.lazy.images has no effect: it needs larder's own store (backend: store)")
+        );
+        assert!(warnings[1].contains("store.verifyReads has no effect"), "{warnings:?}");
+    }
+}
+
+#[test]
 fn a_node_where_no_process_collects_is_warned_of() {
     let never = "imageGCHighThresholdPercent: 100\n";
     let idle = read_both(never, "").unwrap().warnings;

@@ -67,9 +67,14 @@ fn values_of_the_wrong_type_are_named() {
             "gc: {minimumFreeBytes: lots}",
             "c.yaml:3: gc.minimumFreeBytes: \"lots\" is not a size; write it like 500MB or 10GiB",
         ),
+        ("gc: {minimumFreeBytes: -5}", "c.yaml:3: gc.minimumFreeBytes: must be from 0 to 1024PiB, is -5"),
         (
-            "gc: {minimumFreeBytes: -5}",
-            "c.yaml:3: gc.minimumFreeBytes: \"-5\" is not a size; write it like 500MB or 10GiB",
+            "pull: {lazy: {minimumSize: -1MiB}}",
+            "c.yaml:3: pull.lazy.minimumSize: must be from 0 to 1024PiB, is -1MiB",
+        ),
+        (
+            "pull: {lazy: {minimumSize: 9999999TiB}}",
+            "c.yaml:3: pull.lazy.minimumSize: must be from 0 to 1024PiB, is 9999999TiB",
         ),
         (
             "registry: {rangeSize: 1KiB}",
@@ -258,10 +263,12 @@ fn errors_name_the_item_of_a_list() {
     );
     let hint = "must have name or digest, and nothing else [write it like - name: registry.example/*]";
     expect(
-        "pull:\n  lazy:\n    images:\n    - {label: a}\n    - {name: a, ttl: 1h}\n",
+        "pull:\n  lazy:\n    images:\n    - {}\n    - {name: a, digest: b}\n    - {label: a}\n    - {name: a, ttl: 1h}\n",
         &[
             &format!("c.yaml:6: pull.lazy.images[0]: {hint}"),
             &format!("c.yaml:7: pull.lazy.images[1]: {hint}"),
+            "c.yaml:8: pull.lazy.images[2].label: unknown key [known keys: name, digest]",
+            "c.yaml:9: pull.lazy.images[3].ttl: unknown key [known keys: name, digest]",
         ],
     );
     expect(
