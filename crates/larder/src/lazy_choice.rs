@@ -14,7 +14,7 @@ const MAX_SHOWN: usize = 64;
 
 /// A value of the annotation that is neither `true` nor `false`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("annotation {LAZY_ANNOTATION} is {}, and neither \"true\" nor \"false\"; its images are pulled in full", go_format::quote(.0))]
+#[error("annotation {LAZY_ANNOTATION} is {}, and neither \"true\" nor \"false\"; its images are pulled in full: write \"true\" or \"false\", or delete the annotation", go_format::quote(.0))]
 pub struct InvalidLazyAnnotation(String);
 
 impl PullUntil {
@@ -63,9 +63,9 @@ mod tests {
         }
         let error = PullUntil::of_pod(&annotations("ye\u{1b}s")).unwrap_err().to_string();
         let expected = "annotation images.larder.dev/lazy is \"ye\\x1bs\", and neither \"true\" nor \"false\"; its images \
-                        are pulled in full";
+                        are pulled in full: write \"true\" or \"false\", or delete the annotation";
         assert_eq!(error, expected);
         let long = PullUntil::of_pod(&annotations(&"x".repeat(10_000))).unwrap_err().to_string();
-        assert!(long.len() < 250, "{long}");
+        assert!(long.len() < 300, "{long}");
     }
 }
