@@ -1,4 +1,4 @@
-//! Keeps a reserve of a filesystem free while data is written to it.
+//! Keeps a reserve of a filesystem free while data is written to it, and what is promised to other data.
 
 use std::fmt;
 use std::io;
@@ -18,18 +18,36 @@ const STEP: DiskSpace = DiskSpace { bytes: 4 << 20, inodes: 256 };
 #[derive(Debug, Clone)]
 pub struct SpaceReserve(Arc<SpaceReserveInner>);
 
-#[derive(Debug)]
+/// Space that is promised to data which is yet to be written, and is none of what is admitted.
+pub(crate) type MeasurePromised = dyn Fn() -> DiskSpace + Send + Sync;
+
 struct SpaceReserveInner {
     root: PathBuf,
     reserve: DiskSpace,
+    promised: Box<MeasurePromised>,
     /// Space that may be written before the next measurement.
     budget: Mutex<DiskSpace>,
+}
+
+impl fmt::Debug for SpaceReserveInner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let SpaceReserveInner { root, reserve, .. } = self;
+        f.debug_struct("SpaceReserveInner")
+            .field("root", root)
+            .field("reserve", reserve)
+            .finish_non_exhaustive()
+    }
 }
 
 impl SpaceReserve {
     /// Keeps `reserve` free on the filesystem of `root`. Where it is zero, nothing is refused.
     pub fn new(root: PathBuf, reserve: DiskSpace) -> SpaceReserve {
-        SpaceReserve(Arc::new(SpaceReserveInner { root, reserve, budget: Mutex::default() }))
+        SpaceReserve::beside(root, reserve, Box::new(|| DiskSpace::ZERO))
+    }
+
+    /// Keeps what is promised free as well.
+    pub(crate) fn beside(root: PathBuf, reserve: DiskSpace, promised: Box<MeasurePromised>) -> SpaceReserve {
+        SpaceReserve(Arc::new(SpaceReserveInner { root, reserve, promised, budget: Mutex::default() }))
     }
 
     /// The directory whose filesystem it is.
@@ -40,13 +58,15 @@ impl SpaceReserve {
     /// Admits a write of this amount, or fails with [`io::ErrorKind::StorageFull`] and the figures. To be called before
     /// the write.
     pub fn admit(&self, amount: DiskSpace) -> io::Result<()> {
-        let SpaceReserveInner { root, reserve, budget } = &*self.0;
+        let SpaceReserveInner { root, reserve, promised, budget } = &*self.0;
         if *reserve == DiskSpace::ZERO {
             return Ok(());
         }
         let mut budget = budget.lock();
         if budget.shortfall_to(amount) != DiskSpace::ZERO {
-            *budget = next_budget(amount, free_space(root)?, *reserve)
+            // What is written in between counts twice, and not as free.
+            let promised = promised();
+            *budget = next_budget(amount, promised.shortfall_to(free_space(root)?), *reserve)
                 .map_err(|full| io::Error::new(io::ErrorKind::StorageFull, full))?;
         }
         *budget = amount.shortfall_to(*budget);
@@ -141,6 +161,18 @@ mod tests {
         assert!(next_budget(space(MIB, 1), space(0, 9999), space(0, 1000)).is_ok());
         let nowhere = SpaceReserve::new("/does/not/exist".into(), DiskSpace::ZERO);
         assert!(nowhere.admit(space(u64::MAX, u64::MAX)).is_ok());
+    }
+
+    #[test]
+    fn promised_space_is_not_free() {
+        let dir = tempfile::tempdir().unwrap();
+        let beside = |promised| {
+            let promised = Box::new(move || space(promised, 0));
+            SpaceReserve::beside(dir.path().to_owned(), space(1, 0), promised).admit(space(MIB, 0))
+        };
+        beside(0).expect("there is space");
+        let full = beside(u64::MAX).expect_err("all of it is promised");
+        assert_eq!(full.kind(), io::ErrorKind::StorageFull);
     }
 
     #[test]

@@ -361,7 +361,8 @@ impl LayerFetch {
     pub(super) fn options(&self) -> UnpackOptions {
         let options = self.puller.options(self.planned.descriptor.size, &self.worker);
         let into = self.into.as_ref().map(|into| Arc::clone(&into.layer));
-        let options = UnpackOptions { into, ..options };
+        let reserve = if into.is_some() { &self.puller.fill_reserve } else { &self.puller.reserve };
+        let options = UnpackOptions { into, reserve: Some(reserve.clone()), ..options };
         self.origin.progress().set_unpacking(&self.planned.descriptor.digest, Arc::clone(&options.progress));
         options
     }

@@ -203,6 +203,8 @@ pub struct StorePuller {
     running: PullsInProgress,
     claims: PullClaims,
     reserve: SpaceReserve,
+    /// Of fills, to which space is promised.
+    fill_reserve: SpaceReserve,
     refuse_artifacts: bool,
     until: PullUntil,
     /// Guards reads once a pull asks for it.
@@ -253,7 +255,10 @@ impl StorePuller {
         let files = OpenFileBudget::of(config.open_files);
         let lowers = Arc::new(Semaphore::new(files.lowers as usize));
         let (syncer, ending) = (BackgroundSyncer::new(files.waiting), EndingPulls::default());
-        let reserve = SpaceReserve::new(store.root().to_owned(), config.reserve);
+        let fill_reserve = SpaceReserve::new(store.root().to_owned(), config.reserve);
+        let (root, promising) = (store.root().to_owned(), store.clone());
+        let promised = move || promising.promised().unwrap_or_default().total();
+        let reserve = SpaceReserve::beside(root, config.reserve, Box::new(promised));
         StorePuller {
             store,
             client,
@@ -265,6 +270,7 @@ impl StorePuller {
             running: PullsInProgress::default(),
             claims: PullClaims::default(),
             reserve,
+            fill_reserve,
             refuse_artifacts: false,
             until: PullUntil::default(),
             deferred_guard: Arc::default(),
@@ -613,7 +619,6 @@ impl StorePuller {
             limits,
             image: worker.image_bytes(),
             write_behind: Some(worker.write_behind().clone()),
-            reserve: Some(self.reserve.clone()),
             ..UnpackOptions::default()
         }
     }

@@ -13,10 +13,11 @@ use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::{OpenStore, Store};
 use super::listing::ImageListing;
 use super::partial::incomplete_records;
-use super::records::{LayerKey, LayerRecord, LeaseRecord, MountRecord, PartialSource, UnpackRatio};
+use super::records::{LayerKey, LayerRecord, LeaseRecord, MountRecord, UnpackRatio};
 use super::references::ReferencedItem;
 use super::snapshot_records::mountable_layers;
 use crate::disk::{DiskSpace, SizeAccuracy, free_space, measure, measure_one};
+use crate::lazy::toc::TocFormat;
 
 /// Disk usage of the store by category, as `larder df` shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -329,10 +330,14 @@ impl Store {
     pub fn promised(&self) -> Result<PromisedSpace, StoreError> {
         let mut promised = PromisedSpace::default();
         let layers = self.0.db.read("list incomplete layers", incomplete_records)?;
-        for (LayerRecord { key, usage, .. }, PartialSource { blob, .. }) in layers {
-            let fetched = self.ingested_bytes([&blob.ingest_id()]);
+        for (LayerRecord { key, usage, .. }, partial) in layers {
             promised.data.bytes += usage.bytes.saturating_sub(taken(&self.0.layout.layer(&key)).bytes);
-            promised.blobs.bytes += blob.size.saturating_sub(fetched);
+            // The next process reads the table of contents there, too.
+            let table = TocFormat::of(&partial.descriptor()).and_then(|format| partial.blob.table(&format));
+            for blob in table.iter().chain([&partial.blob]) {
+                let fetched = self.ingested_bytes([&blob.ingest_id()]);
+                promised.blobs.bytes += blob.size.saturating_sub(fetched);
+            }
         }
         Ok(promised)
     }
