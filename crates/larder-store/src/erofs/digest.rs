@@ -119,6 +119,26 @@ impl FilePiece {
     pub(crate) fn is_in(&self, file: &File) -> io::Result<bool> {
         Ok(hash_piece(file, self.range.clone())? == self.sha256)
     }
+
+    /// Returns true if these are the bytes of the piece.
+    pub(crate) fn has_digest_of(&self, bytes: &[u8]) -> bool {
+        Sha256::digest(bytes)[..] == self.sha256
+    }
+
+    /// Reads the bytes that the file has of the piece. After an error, `bytes` has its length all the same.
+    pub(crate) fn read_from(&self, file: &File, bytes: &mut Vec<u8>) -> io::Result<()> {
+        bytes.clear();
+        bytes.resize(usize::try_from(self.range.end - self.range.start).unwrap_or(usize::MAX), 0);
+        file.read_exact_at(bytes, self.range.start)
+    }
+}
+
+/// A piece that does not have its digest.
+#[derive(Debug)]
+pub(crate) struct DamagedPiece {
+    pub(crate) piece: FilePiece,
+    /// As far as they are known.
+    pub(crate) bytes: Vec<u8>,
 }
 
 /// The pieces of a layer's file, in their order. `None` if their digests are damaged, and so is one of the pieces: it

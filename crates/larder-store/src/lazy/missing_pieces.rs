@@ -11,6 +11,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
+use larder_erofs::{ErofsReadError, ErofsReader};
 use sha2::{Digest as _, Sha256};
 
 use super::skeleton::PlacedChunk;
@@ -29,6 +30,8 @@ pub(crate) enum MissingPiecesError {
     NoIndex,
     #[error("cannot read what is kept of the layer")]
     Read(#[from] io::Error),
+    #[error("its metadata is damaged")]
+    Metadata(#[from] ErofsReadError),
     #[error("the digests of its pieces are damaged")]
     Digests,
     #[error("cannot read the record of its archive")]
@@ -55,7 +58,7 @@ pub(crate) fn missing_pieces(
     let ranges: Vec<Range<u64>> =
         pieces.iter().map(|piece| of_data(&piece.range)).filter(|range| !range.is_empty()).collect();
     let mut places: Vec<Vec<DataPlace>> = vec![Vec::new(); ranges.len()];
-    for place in data_places(file.try_clone()?, &ranges)? {
+    for place in data_places(ErofsReader::open(file.try_clone()?)?, &ranges)? {
         let number = ranges.partition_point(|range| range.end <= place.offset);
         let offset = place.offset - ranges[number].start;
         places[number].push(DataPlace { offset, ..place });

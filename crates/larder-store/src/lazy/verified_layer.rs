@@ -1,8 +1,8 @@
 //! A complete layer whose pieces are verified when they are first read.
 //!
 //! The kernel asks for reads of data only. So the metadata is verified before the layer is mounted, as if it were read.
-//! A damaged piece is written again in its place, from the layer's archive: the deterministic writer gives its bytes
-//! again, and the digest of the piece says whether they are those.
+//! A damaged piece is written again in its place: with the parts of the blob that it needs, or from the whole archive,
+//! whose bytes the deterministic writer gives again. The digest of the piece says whether they are those.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -14,7 +14,6 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use larder_erofs::ErofsReader;
 use parking_lot::Mutex;
-use sha2::{Digest as _, Sha256};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::mpsc::unbounded_channel;
 use tokio::time::Instant;
@@ -23,9 +22,9 @@ use super::partial_layer::{PartialLayer, WaitingReader};
 use super::skeleton::PlacedChunk;
 use super::toc::{ChunkContent, TocChunk};
 use super::verified_layers::VerificationCounts;
-use crate::erofs::digest::{FilePiece, pieces_of};
+use crate::erofs::digest::{DamagedPiece, FilePiece, pieces_of};
 use crate::store::LayerRecord;
-use crate::unpack::{ContentDiffers, UnfilledLayer};
+use crate::unpack::{ContentDiffers, LayerReader, UnfilledLayer};
 
 /// Numbers of pieces that reads wait for.
 pub(crate) type PieceDemand = UnboundedReceiver<usize>;
@@ -151,6 +150,46 @@ impl VerifiedLayer {
         self.repair.lock().damaged.iter().copied().collect()
     }
 
+    /// The pieces that are damaged, with what the file has of them.
+    pub(crate) fn damaged_pieces(&self) -> Vec<DamagedPiece> {
+        let with_bytes = |number: usize| {
+            let (piece, mut bytes) = (self.pieces[number].clone(), Vec::new());
+            // What the disk cannot read may be data, which is fetched.
+            let _ = piece.read_from(&self.file, &mut bytes);
+            DamagedPiece { piece, bytes }
+        };
+        self.damaged().into_iter().map(with_bytes).collect()
+    }
+
+    /// Reads the metadata of the layer, whose pieces may be damaged.
+    pub(crate) fn reader(&self) -> io::Result<LayerReader> {
+        ErofsReader::open(self.file.try_clone()?).map_err(io::Error::other)
+    }
+
+    /// Writes damaged pieces again.
+    pub(crate) fn write_pieces(&self, pieces: &[DamagedPiece]) -> io::Result<()> {
+        let mut repair = self.repair.lock();
+        for DamagedPiece { piece, bytes } in pieces {
+            self.write(&mut repair, self.piece_at(piece.range.start), bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Number of the piece that has this byte, or has its place.
+    fn piece_at(&self, offset: u64) -> usize {
+        self.pieces.partition_point(|piece| piece.range.end <= offset)
+    }
+
+    /// Writes a damaged piece again if these are its bytes.
+    fn write(&self, repair: &mut Repair, number: usize, bytes: &[u8]) -> io::Result<()> {
+        if repair.damaged.contains(&number) && self.pieces[number].has_digest_of(bytes) {
+            self.reads.write_chunk(number, bytes)?;
+            self.counts.repaired.fetch_add(1, Ordering::Relaxed);
+            repair.damaged.remove(&number);
+        }
+        Ok(())
+    }
+
     /// Whether a piece is damaged.
     pub(crate) fn is_damaged(&self) -> bool {
         !self.repair.lock().damaged.is_empty()
@@ -176,16 +215,9 @@ impl VerifiedLayer {
         repair.wanted.is_disjoint(&repair.damaged)
     }
 
-    /// Writes a damaged piece again if these are its bytes.
+    /// Takes the bytes of a damaged piece from the unpacking, which ends when no piece is damaged any more.
     fn repair(&self, repair: &mut Repair, number: usize, bytes: &[u8]) -> io::Result<()> {
-        if bytes.len() as u64 != self.piece_bytes(number)
-            || Sha256::digest(bytes)[..] != self.pieces[number].sha256
-        {
-            return Ok(());
-        }
-        self.counts.repaired.fetch_add(1, Ordering::Relaxed);
-        self.reads.write_chunk(number, bytes)?;
-        repair.damaged.remove(&number);
+        self.write(repair, number, bytes)?;
         if repair.damaged.is_empty() { Err(io::Error::other(Repaired)) } else { Ok(()) }
     }
 
@@ -209,7 +241,7 @@ impl UnfilledLayer for VerifiedLayer {
         }
         let (mut at, mut rest) = (offset, bytes);
         while !rest.is_empty() {
-            let number = self.pieces.partition_point(|piece| piece.range.end <= at);
+            let number = self.piece_at(at);
             let Some(FilePiece { range, .. }) = self.pieces.get(number) else { return Ok(()) };
             let length = usize::try_from(range.end - at).unwrap_or(usize::MAX).min(rest.len());
             let (piece, others) = rest.split_at(length);

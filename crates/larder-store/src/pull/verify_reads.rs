@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! read -> piece -> its SHA-256 -> right: the read goes on
-//!                              -> damaged: blob of the registry -> unpacked -> the piece, written again
+//!                              -> damaged: parts of the blob of the registry -> the piece, written again
+//!                                          the whole blob, unpacked, where those do not lead to it
 //! ```
 
 use std::sync::{Arc, Weak};
@@ -12,12 +13,13 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use larder::credentials::Credential;
 use larder::reference::Reference;
-use larder_registry::RegistryClient;
 use larder_registry::manifest::Descriptor;
+use larder_registry::{RegistryClient, RepositorySession};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::{self, Instant};
 
 use super::error::PullError;
+use super::fetch_pieces::PieceFetch;
 use super::fill::LayerBlob;
 use super::fill_sessions::NodeCredentials;
 use super::plan::{PlannedLayer, chain_id};
@@ -196,8 +198,9 @@ impl Verifier {
 }
 
 impl StorePuller {
-    /// Unpacks the blob of a layer into it, until it has no known damage. False if the blob has other bytes. It is kept
-    /// for damage that is found later, until space is reclaimed.
+    /// Repairs a layer until it has no known damage: with the parts of its blob that its damaged pieces need, or by
+    /// unpacking the blob into it. False if the blob has other bytes. A whole blob is kept for damage that is found
+    /// later, until space is reclaimed.
     async fn repair_from(
         &self,
         source: &RepairSource,
@@ -205,6 +208,12 @@ impl StorePuller {
         layer: &Arc<VerifiedLayer>,
     ) -> Result<bool, PullError> {
         let session = self.client.session(&source.name, credential)?;
+        match self.repair_pieces(&session, &source.planned.descriptor, layer).await? {
+            Ok(()) => return Ok(true),
+            Err(reason) => {
+                tracing::info!(layer = %layer.record.key, reason, "fetching a damaged layer as a whole");
+            }
+        }
         let Descriptor { digest, size, .. } = &source.planned.descriptor;
         let login = TransferLogin::from(credential);
         let blob = BlobSource::registry(&source.name, login, digest.clone(), *size);
@@ -232,6 +241,38 @@ impl StorePuller {
             }
         }
         Ok(false)
+    }
+}
+
+impl StorePuller {
+    /// Writes the damaged pieces of a layer again by its index, or says why the whole blob is needed.
+    async fn repair_pieces(
+        &self,
+        session: &RepositorySession,
+        blob: &Descriptor,
+        layer: &Arc<VerifiedLayer>,
+    ) -> Result<Result<(), String>, PullError> {
+        let workers = PullWorkers::new(self.syncer.begin(), &self.fills);
+        let worker = workers.worker();
+        let (store, damaged) = (self.store.clone(), Arc::clone(layer));
+        let plan = move || -> Result<_, StoreError> {
+            let Some(index) = store.index_of(&damaged.record)? else {
+                return Ok(Err("it has no index".to_owned()));
+            };
+            let reader = damaged.reader().map_err(|error| error.to_string());
+            Ok(reader.and_then(|reader| PieceFetch::plan(reader, index, damaged.damaged_pieces())))
+        };
+        let fetched = match worker.blocking(plan).await?? {
+            Ok(fetch) => fetch.run(session, blob, &self.config.limits, &worker).await?,
+            Err(reason) => Err(reason),
+        };
+        let layer = Arc::clone(layer);
+        let write =
+            move || fetched.and_then(|pieces| layer.write_pieces(&pieces).map_err(|error| error.to_string()));
+        let written = worker.blocking(write).await;
+        drop(worker);
+        workers.end().await;
+        written
     }
 }
 

@@ -1,13 +1,10 @@
 //! Finds the data of a layer's file in the layer's archive.
 
-use std::fs::File;
 use std::ops::Range;
-
-use larder_erofs::ErofsReader;
 
 use super::archive::{LayerArchive, LayerEntry, LayerEntryKind};
 use super::file_finder::FileFinder;
-use super::merged_layers::MergedLayers;
+use super::merged_layers::{LayerReader, MergedLayers};
 use super::rebuild_archive::{RebuildError, open};
 use super::stream::TarStream;
 use super::{UnpackError, UnpackOptions};
@@ -21,13 +18,12 @@ pub(crate) struct DataPlace {
     pub(crate) archive: Range<u64>,
 }
 
-/// Where the archive of the layer in this file has the data of these ranges of the file, in the order of the archive;
+/// Where the archive of this layer has the data of these ranges of the file, in the order of the archive;
 /// a later place counts. Metadata, and data that is not the archive's, has no place.
 ///
 /// The record of the archive and the metadata must not be damaged, or the places are wrong.
-pub(crate) fn data_places(file: File, ranges: &[Range<u64>]) -> Result<Vec<DataPlace>, RebuildError> {
+pub(crate) fn data_places(layer: LayerReader, ranges: &[Range<u64>]) -> Result<Vec<DataPlace>, RebuildError> {
     let unreadable = |error| RebuildError::Record(UnpackError::Read(error));
-    let layer = ErofsReader::open(file).map_err(|error| unreadable(error.into()))?;
     let layer = MergedLayers::new(vec![layer]).map_err(unreadable)?;
     let options = UnpackOptions::for_accepted_layer();
     let mut feed = open(&layer)?;
@@ -138,7 +134,7 @@ mod tests {
             // Ranges whose ends lie in files.
             let ranges: Vec<_> = (0..file.len() as u64).step_by(70_001).collect();
             let ranges: Vec<_> = ranges.windows(2).map(|pair| pair[0]..pair[1] - 1).collect();
-            for place in data_places(fs_err::File::open(&path).unwrap().into_parts().0, &ranges).unwrap() {
+            for place in data_places(open_layer(&path).unwrap(), &ranges).unwrap() {
                 let data = &archive[at(place.archive.start)..at(place.archive.end)];
                 let places = at(place.offset)..at(place.offset) + data.len();
                 found[places.clone()].copy_from_slice(data);
