@@ -114,8 +114,8 @@ impl Cluster {
             .map_err(|error| ClusterError::Unusable { place, problem: chain(&error) })?;
         let counters = Arc::<RequestCounters>::default();
         let counting = Arc::clone(&counters);
-        let note = move |request| counting.note(request);
-        let client = builder.with_layer(&MapRequestLayer::new(note)).build();
+        let count = move |request| counting.note(request);
+        let client = builder.with_layer(&MapRequestLayer::new(count)).build();
         Ok(Cluster::with_client(client, node, counters))
     }
 

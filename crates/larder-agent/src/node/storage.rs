@@ -71,6 +71,8 @@ impl Storage {
         }
         if let Some(store) = handle.store() {
             store.store().observe_fills(observability.metrics().store_configured());
+            let events = Arc::clone(observability);
+            store.store().observe_damage(Box::new(move |damage| events.record_damage(damage)));
         }
         let (backend, mut collector) =
             gc_wiring::backend_and_collector(&handle, config, publisher.as_deref());

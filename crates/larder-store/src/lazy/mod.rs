@@ -10,7 +10,7 @@
 //!
 //! ```text
 //! read of a piece that was not verified -> its SHA-256 -> right: the read goes on
-//!                                                      -> damaged: the blob, unpacked -> the piece, written again
+//!                                                      -> damaged: parts of the blob -> the piece, written again
 //! ```
 //!
 //! A reader gets the layer's bytes, or waits, or gets an error after a bounded time; never the zeros of a hole.
@@ -36,5 +36,35 @@ pub use keeper::{GroupKeeper, KeptGroup};
 pub use partial_layer::FillProgress;
 pub(crate) use partial_layers::PartialLayers;
 pub use skeleton::{LayerSkeleton, read_skeleton};
-pub use verified_layers::ReadVerification;
 pub(crate) use verified_layers::{BegunLayer, VerifiedLayers};
+pub use verified_layers::{DamageObserver, LayerDamage, ReadVerification};
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    /// A jump of the wall clock neither fails reads that wait nor keeps them waiting: nothing here knows that clock.
+    #[test]
+    fn waits_are_measured_by_a_clock_that_does_not_jump() {
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/lazy");
+        let mut checked = 0;
+        for entry in fs_err::read_dir(sources).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() || path.ends_with("mod.rs") {
+                continue;
+            }
+            let source = fs_err::read_to_string(&path).unwrap();
+            let wall_clocks =
+                ["SystemTime", "ClockReading", "Timestamp", "CLOCK_REALTIME", "std::time::Instant"];
+            let found = wall_clocks.iter().find(|clock| source.contains(**clock));
+            assert_eq!(
+                found,
+                None,
+                "{}: tokio's Instant is monotonic, and tests simulate it",
+                path.display()
+            );
+            checked += 1;
+        }
+        assert!(checked > 10, "{checked} files");
+    }
+}

@@ -1,10 +1,10 @@
 //! The complete layers of a store whose reads are verified.
 
 use std::collections::HashMap;
-use std::io;
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::{fmt, io};
 
 use parking_lot::Mutex;
 use tokio::sync::mpsc::UnboundedSender;
@@ -24,6 +24,7 @@ pub(crate) struct VerifiedLayers {
     begin: OnceLock<UnboundedSender<BegunLayer>>,
     layers: Mutex<HashMap<LayerKey, Arc<VerifiedLayer>>>,
     counts: Arc<VerificationCounts>,
+    observer: ObservedDamage,
 }
 
 /// Pieces of layers since the start.
@@ -47,7 +48,50 @@ pub struct ReadVerification {
     pub repaired_pieces: u64,
 }
 
+/// Damage of a complete layer that reads have met.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LayerDamage {
+    /// The layer.
+    pub layer: LayerKey,
+    /// Names of the images that have the layer.
+    pub images: Vec<String>,
+    /// Why it is not repaired yet, and reads fail; `None` once it is repaired.
+    pub failure: Option<String>,
+}
+
+/// Receives damage when it was repaired, and when reads begin to fail for it.
+pub type DamageObserver = dyn Fn(&LayerDamage) + Send + Sync;
+
+/// The receiver of damage, if there is one.
+#[derive(Default)]
+struct ObservedDamage(OnceLock<Box<DamageObserver>>);
+
+impl fmt::Debug for ObservedDamage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ObservedDamage").finish_non_exhaustive()
+    }
+}
+
 impl VerifiedLayers {
+    /// Reports damage from now on.
+    pub(crate) fn observe_damage(&self, observer: Box<DamageObserver>) {
+        let _ = self.observer.0.set(observer);
+    }
+
+    /// Reports damage.
+    pub(crate) fn report_damage(&self, damage: &LayerDamage) {
+        let LayerDamage { layer, images, failure } = damage;
+        match failure {
+            None => tracing::warn!(%layer, ?images, "repaired a damaged layer that a container has read"),
+            Some(reason) => {
+                tracing::error!(%layer, ?images, reason, "reads of a damaged layer fail: it cannot be repaired yet");
+            }
+        }
+        if let Some(observer) = self.observer.0.get() {
+            observer(damage);
+        }
+    }
+
     /// Verifies reads from now on: `begin` takes the layers.
     pub(crate) fn enable(&self, begin: UnboundedSender<BegunLayer>) {
         let _ = self.begin.set(begin);

@@ -71,7 +71,12 @@ impl StorePuller {
         };
         tokio::spawn(verify_layers(Arc::new(verifier), layers));
         let store = self.store.clone();
-        Ok(blocking(move || store.resume_verification()).await??)
+        let unguarded = blocking(move || store.resume_verification()).await??;
+        let store = self.store.clone();
+        // A repair may take long.
+        let remount = move || unguarded.iter().for_each(|layer| store.remount_verified(layer));
+        tokio::spawn(blocking(remount));
+        Ok(())
     }
 }
 
@@ -151,23 +156,24 @@ impl Verifier {
     async fn repair(&self, layer: &Arc<VerifiedLayer>) {
         let (mut wait, began, mut is_recorded) = (RETRY.0, Instant::now(), false);
         while let Some(store) = self.store().filter(|_| layer.is_damaged()) {
-            let key = &layer.record.key;
             let failure = self.try_repair(&store, layer).await.err();
             store.end_if_verified(layer);
             let is_late = began.elapsed() >= self.longest_wait;
-            let is_recorded_now = failure.as_ref().is_some_and(|failure| failure.is_lasting || is_late);
-            if is_recorded_now != is_recorded {
-                is_recorded = is_recorded_now;
-                let noted = Arc::clone(layer);
-                if let Ok(Err(error)) = blocking(move || store.note_damage(&noted, is_recorded)).await {
-                    tracing::error!(layer = %key, %error, "cannot record the damage of a layer");
+            let was_recorded = is_recorded;
+            is_recorded = failure.as_ref().is_some_and(|failure| failure.is_lasting || is_late);
+            let reason = failure.as_ref().map(|failure| failure.reason.clone());
+            let noted = Arc::clone(layer);
+            let note = move || {
+                if is_recorded > was_recorded || reason.is_none() {
+                    store.report_damage(&noted.record.key, reason);
                 }
-            }
-            let Some(RepairFailure { reason, is_lasting }) = failure else {
-                tracing::warn!(layer = %key, "repaired a damaged layer");
-                continue;
+                if is_recorded == was_recorded { Ok(()) } else { store.note_damage(&noted, is_recorded) }
             };
-            tracing::warn!(layer = %key, reason, "cannot repair a damaged layer yet: its reads fail");
+            if let Ok(Err(error)) = blocking(note).await {
+                tracing::error!(layer = %layer.record.key, %error, "cannot record the damage of a layer");
+            }
+            let Some(RepairFailure { reason, is_lasting }) = failure else { continue };
+            tracing::debug!(layer = %layer.record.key, reason, "cannot repair a damaged layer yet");
             if is_lasting {
                 layer.damaged().into_iter().for_each(|number| layer.reads.fail(number));
             }

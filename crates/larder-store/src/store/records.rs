@@ -127,6 +127,16 @@ impl ImageRecord {
         self.tags.iter().chain(&self.digests)
     }
 
+    /// Whether a layer is one of its layers.
+    pub(crate) fn has_layer(&self, key: &LayerKey) -> bool {
+        self.layers.iter().any(|layer| layer.key == *key)
+    }
+
+    /// One of its names, or its ID.
+    pub fn name(&self) -> &str {
+        self.names().next().map_or(self.id.as_str(), String::as_str)
+    }
+
     /// The digest that the repository of this name served last for the image: of an index, if there is one.
     pub fn served_digest(&self, name: &Reference) -> Option<&Digest> {
         self.manifests.iter().find(|digest| self.digests.contains(&name.with_digest(digest).to_string()))

@@ -11,10 +11,10 @@ use super::handle::{OpenStore, Store};
 use super::layers::LayerHandle;
 use super::layout::names_in;
 use super::records::{LayerKey, LayerRecord};
-use crate::lazy::ReadVerification;
 use crate::lazy::group::open_without_events;
 use crate::lazy::journal::FileId;
 use crate::lazy::verified_layer::VerifiedLayer;
+use crate::lazy::{DamageObserver, LayerDamage, ReadVerification};
 use crate::unpack::UnfilledLayer as _;
 
 const DOING: &str = "verify the reads of a layer";
@@ -25,25 +25,59 @@ impl Store {
         self.0.verified.report()
     }
 
-    /// Verifies the reads of layers again that an earlier process has left guarded or mounted.
-    pub(crate) fn resume_verification(&self) -> Result<(), StoreError> {
-        let Some(reads) = self.0.partials.reads() else { return Ok(()) };
+    /// Reports damage of complete layers that reads have met.
+    pub fn observe_damage(&self, observer: Box<DamageObserver>) {
+        self.0.verified.observe_damage(observer);
+    }
+
+    /// Reports that damage of a layer was repaired, or why reads of it fail.
+    pub(crate) fn report_damage(&self, layer: &LayerKey, failure: Option<String>) {
+        let images = self.names_of_images_with(layer).unwrap_or_else(|error| {
+            tracing::warn!(%error, %layer, "cannot name the images of a damaged layer");
+            Vec::new()
+        });
+        self.0.verified.report_damage(&LayerDamage { layer: layer.clone(), images, failure });
+    }
+
+    /// Names of the images that have a layer, one for each.
+    pub(crate) fn names_of_images_with(&self, layer: &LayerKey) -> Result<Vec<String>, StoreError> {
+        let mut images = self.images()?;
+        images.retain(|image| image.has_layer(layer));
+        Ok(images.iter().map(|image| image.name().to_owned()).collect())
+    }
+
+    /// Verifies the reads of layers again that an earlier process has left guarded or mounted. Returns those that may
+    /// have been mounted without a guard: their mounts raise no events.
+    pub(crate) fn resume_verification(&self) -> Result<Vec<Arc<VerifiedLayer>>, StoreError> {
+        let Some(reads) = self.0.partials.reads() else { return Ok(Vec::new()) };
         let marked = reads.marked().context(DOING)?;
         let mounted = names_in(&self.0.layout.lowers()).context(DOING)?;
         let layers: Vec<LayerRecord> = self.0.db.read(DOING, |reader| reader.all(LAYERS))?;
+        let mut unguarded = Vec::new();
         for record in layers.into_iter().filter(OpenStore::has_verified_reads) {
             let path = self.0.layout.layer(&record.key);
             let is_guarded = file_of(&path).is_ok_and(|file| marked.contains(&file.ino));
             if is_guarded || mounted.iter().any(|key| key == record.key.as_str()) {
                 let key = record.key.clone();
                 match self.0.begin_verification(record) {
-                    Ok(layer) => layer.request_metadata(),
+                    Ok(layer) if is_guarded => layer.request_metadata(),
+                    Ok(layer) => unguarded.push(layer),
                     // Its reads fail.
                     Err(error) => tracing::error!(layer = %key, %error, "cannot verify the reads of a layer"),
                 }
             }
         }
-        Ok(())
+        Ok(unguarded)
+    }
+
+    /// Mounts a layer anew for the containers that start from now on, whose reads are verified then. Blocks until its
+    /// metadata is right, or cannot be repaired in time.
+    pub(crate) fn remount_verified(&self, layer: &VerifiedLayer) {
+        let remounted = layer.read_metadata().and_then(|()| self.0.remount_layer(&layer.record));
+        if let Err(error) = remounted {
+            let layer = &layer.record.key;
+            tracing::warn!(%layer, %error, "reads of a layer that was mounted before are not verified");
+        }
     }
 
     /// A layer is like any other once all its pieces are verified.
