@@ -192,6 +192,11 @@ impl PartialLayer {
         PartialLayer { has_inline_tails, ..self }
     }
 
+    /// Whether it can be filled from a blob: the spans of one are verified by its compressed bytes.
+    pub(crate) fn takes_blob(&self, is_same: bool) -> bool {
+        is_same || self.spans.is_empty()
+    }
+
     fn state(&self) -> MutexGuard<'_, PartialState> {
         self.state.lock()
     }

@@ -26,7 +26,7 @@ use super::error::PullError;
 use super::fetch_layer::{
     FetchObserver, FetchTarget, FetchedContent, LayerBytes, LayerFetch, LayerOrigin, StagedLayer,
 };
-use super::fill_sessions::FillSessions;
+use super::fill_sessions::{FillSessions, OfferedBlob};
 use super::lowers::open_lowers;
 use super::plan::PlannedLayer;
 use super::pull_progress::PullProgress;
@@ -42,7 +42,9 @@ use crate::lazy::start_reads::START;
 use crate::lazy::toc::{ChunkReader, TABLE_REQUESTS, TableOfContents, TocFormat, TocStep};
 use crate::store::error::StoreErrorContext as _;
 use crate::store::fetch_progress::FetchProgress;
-use crate::store::{IngestFile, LAYER_FILE, LayerHandle, LayerKey, PartialSource, StoreError, TransferLogin};
+use crate::store::{
+    BlobSource, IngestFile, LAYER_FILE, LayerHandle, LayerKey, PartialSource, StoreError, TransferLogin,
+};
 use crate::unpack::{FinishedLayer, UnfilledLayer, UnpackProgress, UnpackedLayer};
 
 /// Ranges that are fetched at once for reads that wait.
@@ -385,7 +387,7 @@ impl LayerFill {
         let mut wait = RETRY.0;
         let began = Instant::now();
         loop {
-            let error = match self.attempt().await {
+            let error = match self.attempt(self.sessions.take_blob()).await {
                 Ok(()) => {
                     let seconds = began.elapsed().as_secs_f64();
                     return tracing::info!(layer = %self.key, seconds, "completed a layer");
@@ -419,10 +421,20 @@ impl LayerFill {
         }
     }
 
-    /// Fetches the blob, and unpacks it into the layer.
-    async fn attempt(&self) -> Result<(), PullError> {
+    /// Fetches the blob, unless a pull has offered it, and unpacks it into the layer.
+    async fn attempt(&self, offered: Option<OfferedBlob>) -> Result<(), PullError> {
         let workers = PullWorkers::new(self.puller.syncer.begin(), &self.puller.fills);
-        let done = Box::pin(self.sessions.request(|session| self.attempt_with(session, &workers))).await;
+        let LayerFill { planned, ingest, .. } = self;
+        let fetch = |session| self.attempt_with(session, planned, ingest, None, &workers);
+        let done = match &offered {
+            Some(OfferedBlob { session, planned, ingest, source, .. }) => {
+                Box::pin(self.attempt_with(session.clone(), planned, ingest, Some(source), &workers)).await
+            }
+            None => tokio::select! {
+                done = Box::pin(self.sessions.request(fetch)) => done,
+                () = self.sessions.blob_offered() => Err(PullError::Abandoned),
+            },
+        };
         let (write_behind, layer) = (workers.worker().write_behind().clone(), Arc::clone(&self.layer));
         // The disk reports an error once: the next attempt would not learn of it.
         let lost = blocking(move || write_behind.finish().inspect_err(|_| layer.forget_filled()));
@@ -431,8 +443,15 @@ impl LayerFill {
         done.and_then(|()| Ok(lost??))
     }
 
-    async fn attempt_with(&self, session: RepositorySession, workers: &PullWorkers) -> Result<(), PullError> {
-        let LayerFill { planned, ingest, .. } = self;
+    /// Unpacks a blob into the layer. `source` has all of it; unset, it is the layer's own.
+    async fn attempt_with(
+        &self,
+        session: RepositorySession,
+        planned: &PlannedLayer,
+        ingest: &IngestFile,
+        source: Option<&BlobSource>,
+        workers: &PullWorkers,
+    ) -> Result<(), PullError> {
         let (store, key) = (self.puller.store.clone(), self.key.clone());
         let lowers = blocking(move || store.layers_below(&key)).await??;
         let (lowers, observer) = (&lowers, self.observer());
@@ -443,11 +462,12 @@ impl LayerFill {
         let (key, store, layer) = (self.key.clone(), self.puller.store.clone(), Arc::clone(&self.layer));
         let (index, puller) = (planned.index(unpacked, &file), self.puller.clone());
         self.add_start_reads().await;
-        let write_behind = workers.worker().write_behind().clone();
+        let (write_behind, source) = (workers.worker().write_behind().clone(), source.cloned());
         let complete = move || {
             puller.keep_index(&key, &index);
             let synced = write_behind.finish().context(SYNC);
-            let completed = synced.and_then(|()| store.complete_layer(&key, &layer, &facts, &file.file));
+            let completed =
+                synced.and_then(|()| store.complete_layer(&key, &layer, &facts, &file.file, source));
             // What was written may be lost, though memory still has it.
             completed.inspect_err(|_| layer.forget_filled())
         };

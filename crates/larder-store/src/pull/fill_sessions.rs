@@ -11,16 +11,17 @@ use std::time::Duration;
 
 use larder::credentials::{Credential, NodeKeyring};
 use larder::pod::Pod;
-use larder::reference::{ImageName, Reference};
+use larder::reference::{Digest, ImageName, Reference};
 use larder_registry::manifest::Descriptor;
 use larder_registry::{RegistryClient, RepositorySession, fetch_range};
 use parking_lot::{Mutex, MutexGuard};
-use tokio::sync::{Mutex as AsyncMutex, Notify};
+use tokio::sync::{Mutex as AsyncMutex, Notify, oneshot};
 use tokio::time::Instant;
 
 use super::StorePuller;
 use super::error::PullError;
-use crate::store::{ImageRecord, LayerKey};
+use super::plan::PlannedLayer;
+use crate::store::{BlobSource, ImageRecord, IngestFile, LayerKey};
 
 /// Time between two lookups of credentials while the registry refuses them all: a lookup may run programs.
 const LOOKUP: Duration = Duration::from_secs(10);
@@ -62,8 +63,21 @@ pub(super) struct FillSessions {
     state: Mutex<SessionState>,
     /// Held while other credentials are tried.
     renewing: AsyncMutex<()>,
-    /// A pull has offered its session.
+    /// A pull has offered its session, or a blob.
     offered: Notify,
+    /// A pull has offered a blob.
+    blob_offered: Notify,
+}
+
+/// The whole blob of a layer, from a repository that proves to have it.
+#[derive(Debug)]
+pub(super) struct OfferedBlob {
+    pub(super) session: RepositorySession,
+    pub(super) planned: PlannedLayer,
+    pub(super) ingest: IngestFile,
+    pub(super) source: BlobSource,
+    /// Dropped when it is of no more use for the layer.
+    pub(super) used: oneshot::Sender<()>,
 }
 
 #[derive(Debug, Default)]
@@ -74,6 +88,8 @@ struct SessionState {
     number: usize,
     /// Session of the last pull of the image.
     offered: Option<RepositorySession>,
+    /// The layer's blob, of another pull.
+    blob: Option<OfferedBlob>,
     /// When the registry refused all credentials, unless one was accepted since.
     refused: Option<Instant>,
 }
@@ -94,6 +110,7 @@ impl FillSessions {
             state: Mutex::new(SessionState { current, ..SessionState::default() }),
             renewing: AsyncMutex::default(),
             offered: Notify::new(),
+            blob_offered: Notify::new(),
         }
     }
 
@@ -199,9 +216,31 @@ impl FillSessions {
         self.offered.notify_one();
     }
 
-    /// Waits until a pull offers its session.
+    /// Waits until a pull offers its session, or a blob.
     pub(super) async fn offered(&self) {
         self.offered.notified().await;
+    }
+
+    /// Lets the layer be filled from a whole blob.
+    pub(super) fn offer_blob(&self, blob: OfferedBlob) {
+        self.state().blob = Some(blob);
+        self.blob_offered.notify_one();
+        self.offered.notify_one();
+    }
+
+    /// Takes the blob that a pull has offered.
+    pub(super) fn take_blob(&self) -> Option<OfferedBlob> {
+        self.state().blob.take()
+    }
+
+    /// Waits until a pull offers a blob.
+    pub(super) async fn blob_offered(&self) {
+        self.blob_offered.notified().await;
+    }
+
+    /// Digest of the blob that the layer is filled from.
+    pub(super) fn digest(&self) -> &Digest {
+        &self.blob.digest
     }
 }
 
@@ -217,7 +256,7 @@ impl LayerSessions {
         all.insert(key, Arc::downgrade(sessions));
     }
 
-    fn get(&self, key: &LayerKey) -> Option<Arc<FillSessions>> {
+    pub(super) fn get(&self, key: &LayerKey) -> Option<Arc<FillSessions>> {
         self.0.lock().get(key).and_then(Weak::upgrade)
     }
 }

@@ -32,6 +32,7 @@ use super::error::PullError;
 use super::fetch_layer::{
     CancelUnpackOnDrop, FetchedContent, LayerBytes, LayerFetch, LayerOrigin, StagedLayer,
 };
+use super::fill_sessions::OfferedBlob;
 use super::lowers::{check_content, open_lowers};
 use super::plan::{PlannedLayer, PullPlan};
 use super::pull_workers::{PullWorker, blocking};
@@ -331,7 +332,15 @@ impl LayerJobs<'_> {
         }
         if partial.is_none() {
             let keys = [&planned.diff_id, &planned.chain_id].map(LayerKey::from);
-            self.puller.wait_for_fill(&keys).await;
+            let offer = |used| {
+                let (LayerOrigin::Registry { session, .. }, LayerBytes::Ingest(ingest)) = (&origin, &bytes)
+                else {
+                    return None;
+                };
+                let (session, planned) = (session.clone(), planned.clone());
+                Some(OfferedBlob { session, planned, ingest: ingest.clone(), source: blob.clone(), used })
+            };
+            self.puller.wait_for_fill(&keys, offer).await;
         }
         let permit = if is_merged { Some(self.puller.permit_lowers(below).await?) } else { None };
         let progress = Arc::<UnpackProgress>::default();

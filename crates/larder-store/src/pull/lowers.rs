@@ -4,11 +4,12 @@ use std::io;
 use std::sync::Arc;
 
 use larder::backend::MinimumRate;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time;
 
 use super::StorePuller;
 use super::error::PullError;
+use super::fill_sessions::OfferedBlob;
 use crate::erofs::digest::LayerCheck;
 use crate::store::layer_check::check_layer_file;
 use crate::store::{LayerHandle, LayerKey};
@@ -28,15 +29,30 @@ impl StorePuller {
     }
 
     /// Waits for the fill of a layer that is about to be replaced, as long as its data comes: programs read that file,
-    /// and only layers of the store are filled after a restart. Another source proves nothing for this one, so its data
-    /// is not used.
-    pub(super) async fn wait_for_fill(&self, keys: &[LayerKey]) {
+    /// and only layers of the store are filled after a restart. One that stands still is filled from the blob of this
+    /// pull, `blob`, which proves that its source has the layer, and that of the fill nothing.
+    pub(super) async fn wait_for_fill(
+        &self,
+        keys: &[LayerKey],
+        blob: impl Fn(oneshot::Sender<()>) -> Option<OfferedBlob>,
+    ) {
         let MinimumRate { bytes_per_second, window } = self.config.minimum_rate;
-        for filling in keys.iter().filter_map(|key| self.store.0.partials.get(key)) {
+        for (key, filling) in keys.iter().filter_map(|key| Some((key, self.store.0.partials.get(key)?))) {
             let mut filled = filling.progress().filled_bytes;
             while time::timeout(window, filling.ended()).await.is_err() {
                 let before = std::mem::replace(&mut filled, filling.progress().filled_bytes);
                 if filled.saturating_sub(before) <= bytes_per_second * window.as_secs() {
+                    let (used, mut ended) = oneshot::channel();
+                    let Some(sessions) = self.layer_sessions.get(key) else { break };
+                    let Some(offered) = blob(used) else { break };
+                    if !filling.takes_blob(sessions.digest() == &offered.planned.descriptor.digest) {
+                        break;
+                    }
+                    sessions.offer_blob(offered);
+                    // A fill that has not begun takes none.
+                    if time::timeout(window, &mut ended).await.is_err() && sessions.take_blob().is_none() {
+                        let _ = ended.await;
+                    }
                     break;
                 }
             }

@@ -11,7 +11,8 @@ use larder::backend::ImageFill;
 use larder::gc::ClockReading;
 use tokio::time::Instant;
 
-use super::db::{DbRead as _, DbReadTransaction, DbResult, LAYERS, LEASES, START_READS};
+use super::blob_source::BlobSource;
+use super::db::{DbRead as _, DbReadTransaction, DbResult, IMAGES, LAYERS, LEASES, START_READS};
 use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::{OpenStore, Store};
 use super::records::{ImageRecord, LayerKey, LayerMetadata, LayerRecord, LeaseRecord, PartialSource};
@@ -144,15 +145,17 @@ impl Store {
     }
 
     /// Records that a layer has all its data, which the archive of its diff ID has: from now on it is a layer like any
-    /// other. Does nothing if the layer was removed meanwhile.
+    /// other. `source` has sent the blob if the one of its missing data has not: that proves nothing then. Does nothing
+    /// if the layer was removed meanwhile.
     pub(crate) fn complete_layer(
         &self,
         key: &LayerKey,
         layer: &Arc<PartialLayer>,
         facts: &LayerMetadata,
         erofs: &ErofsFile,
+        source: Option<BlobSource>,
     ) -> Result<(), StoreError> {
-        self.0.complete_layer(key, layer, facts, erofs)?;
+        self.0.complete_layer(key, layer, facts, erofs, source)?;
         self.0.partials.complete(key, layer);
         Ok(())
     }
@@ -277,6 +280,7 @@ impl OpenStore {
         layer: &PartialLayer,
         facts: &LayerMetadata,
         erofs: &ErofsFile,
+        source: Option<BlobSource>,
     ) -> Result<(), StoreError> {
         let doing = "complete a layer";
         layer.file().sync_all().context(doing)?;
@@ -286,7 +290,7 @@ impl OpenStore {
         let is_same = file_of(&path).ok() == Some(FileId::of(layer.file().as_fd()).context(doing)?);
         let before = self.db.read(doing, get)?.filter(|_| is_same);
         let Some(LayerRecord { partial: Some(partial), .. }) = before else { return Ok(()) };
-        let transfers = [partial.blob];
+        let transfers = [source.unwrap_or(partial.blob)];
         let record = LayerRecord::of_file(key, facts.clone(), erofs.clone());
         let record = self.record_layer(&path, record, &transfers)?;
         layer.file().sync_all().context(doing)?;

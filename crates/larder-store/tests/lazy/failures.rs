@@ -253,7 +253,7 @@ async fn a_layer_that_is_being_filled_is_not_replaced_by_a_pull_from_another_rep
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pull_from_another_repository_does_not_wait_for_a_fill_that_stands_still() {
+async fn a_fill_that_stands_still_goes_on_with_the_blob_of_a_pull_from_another_repository() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(&dir.path().join("store"), StoreConfig::default()).unwrap();
     let lazy = LazyPulls { images: vec![Selector::Name("*".into())], minimum_size: 0 };
@@ -265,13 +265,19 @@ async fn a_pull_from_another_repository_does_not_wait_for_a_fill_that_stands_sti
     let (image, other) = (fixture.put(&registry), put_image_in(&registry, "other/app", &[&fixture]));
     let data = FaultTrigger::path("lazy/app/blobs").ranged().nth(2..=usize::MAX);
     registry.fault(data, ResponseFault::StallAfter(0));
-    let image = node.pull(&image).await;
+    let name = image;
+    let image = node.pull(&name).await;
+    let (mounted, before) = (node.mount(&image, "app"), inode(&node, &image));
     let began = Instant::now();
     let same = node.pull(&other).await;
     assert!(began.elapsed() < LONGEST_WAIT, "{:?}", began.elapsed());
-    let mounted = node.mount(&same, "other");
-    mounted.assert_right(&fixture, "it was pulled in full").await;
+    assert_eq!((inode(&node, &image), inode(&node, &same)), (before, before), "programs read that file");
     assert!(!node.is_partial(&image));
+    mounted.assert_right(&fixture, "the first mount").await;
+    node.mount(&same, "other").assert_right(&fixture, "the second one").await;
+    let again = node.puller.completely().pull(&name, None, &ProgressReporter::unwatched());
+    let again = tokio::time::timeout(Duration::from_secs(3), again).await;
+    assert!(again.is_err(), "the first repository has not sent it, and proves nothing: {again:?}");
 }
 
 #[test]
