@@ -108,13 +108,13 @@ fn mode(storage: &Storage, config: &Config) -> &'static str {
 async fn lazy_pulls(storage: &Storage, config: &Config) -> Option<api::LazyPullStatus> {
     let store = storage.store()?.store().clone();
     let is_selected = !config.lazy.images.is_empty();
-    let unguarded = storage.unguarded().map(str::to_owned);
     let asked = spawn_blocking(move || {
         let layers = store.incomplete_layers(&ClockReading::now()).unwrap_or_else(|error| {
             tracing::warn!(error = error_chain(&error), "cannot list incomplete layers");
             Vec::new()
         });
-        if !is_selected && layers.is_empty() {
+        let unguarded = store.unguarded();
+        if !is_selected && layers.is_empty() && unguarded.is_none() {
             return None;
         }
         let failed = unguarded.map_or_else(|| store.check_guard().map_err(|error| error_chain(&error)), Err);

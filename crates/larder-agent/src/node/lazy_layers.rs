@@ -3,13 +3,11 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use larder::backend::Container;
 use larder::error_chain;
-use larder::events::{EventReason, EventType};
 use larder_store::backend::StoreBackend;
-use larder_store::pull::GuardedBefore;
+use larder_store::pull::GuardPlan;
 use larder_store::store::Suspect;
 
 use super::Node;
@@ -22,39 +20,25 @@ impl Node {
     pub(crate) async fn guard_reads(&self, program: &Path) {
         let Some(store) = self.storage.store() else { return };
         let config = self.settings.now();
-        let before = match has_incomplete(store).await {
-            Ok(false) if config.lazy.images.is_empty() && !config.store.verify_reads => {
-                let (program, root) = (program.to_owned(), store.store().root().to_owned());
-                let keeper = move || group_keeper::choose(&program, &root).map(Arc::from);
-                store.puller().use_node_keyring(Arc::clone(self.pulls.manager().credentials()));
-                return store.puller().guard_reads_on_demand(keeper, config.lazy.read_timeout);
-            }
-            Ok(_) => self.guard(store, program, config.lazy.read_timeout).await,
-            Err(error) => Err(error),
-        };
-        match before {
-            Ok(before) if before.lost.is_empty() => {}
-            Ok(before) => {
-                for image in before.lost {
-                    let id = image.id.to_string();
-                    let name = image.names().next().unwrap_or(&id);
-                    let message = format!(
-                        "Containers of {name} that were running may have read zeros instead of its files: the \
-                         guard of its incomplete layers was killed. Delete their pods"
-                    );
-                    self.observability.record(EventType::Warning, EventReason::ImageWarning, message);
-                }
-            }
-            Err(reason) => {
-                if config.store.verify_reads {
-                    tracing::warn!(reason, "reads of layers are not verified");
-                }
-                tracing::warn!(
-                    reason,
-                    "layers cannot be read before they are complete: images are pulled in full"
-                );
-                self.storage.note_unguarded(reason);
-            }
+        let (program, root) = (program.to_owned(), store.store().root().to_owned());
+        let events = Arc::clone(&self.observability);
+        let puller = store.puller();
+        puller.use_node_keyring(Arc::clone(self.pulls.manager().credentials()));
+        puller.guard_reads_on_demand(GuardPlan {
+            keeper: Box::new(move || group_keeper::choose(&program, &root).map(Arc::from)),
+            longest_wait: config.lazy.read_timeout,
+            guarded: Box::new(move |before| events.record_lost_guard(&before)),
+        });
+        let has_incomplete = has_incomplete(store).await.unwrap_or_else(|reason| {
+            tracing::warn!(reason, "cannot list incomplete layers");
+            true
+        });
+        if !has_incomplete && config.lazy.images.is_empty() && !config.store.verify_reads {
+            return;
+        }
+        puller.open_guard().await;
+        if let Some(reason) = store.store().unguarded().filter(|_| config.store.verify_reads) {
+            tracing::warn!(reason, "reads of layers are not verified");
         }
     }
 
@@ -82,20 +66,6 @@ impl Node {
         if let Ok(Err(error)) = tokio::task::spawn_blocking(move || store.end_guard()).await {
             tracing::warn!("{}", error_chain(&error));
         }
-    }
-
-    async fn guard(
-        &self,
-        store: &StoreBackend,
-        program: &Path,
-        read_timeout: Duration,
-    ) -> Result<GuardedBefore, String> {
-        let keeper =
-            group_keeper::choose(program, store.store().root()).map_err(|error| error.to_string())?;
-        let puller = store.puller();
-        puller.use_node_keyring(Arc::clone(self.pulls.manager().credentials()));
-        let guarded = puller.guard_reads(Arc::from(keeper), read_timeout).await;
-        guarded.map_err(|error| error_chain(&error))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Storage of the images of a node: the backend, its publication to a containerd, and its health.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use larder::backend::{Backend, BackendError, CallErrorKind};
@@ -40,8 +40,6 @@ pub(crate) struct Storage {
     /// Socket of the containerd that uses images of the store, where this process does not publish to it.
     unpublished: Option<String>,
     health: HealthMonitor,
-    /// Why reads of incomplete layers are not guarded, if that was tried.
-    unguarded: OnceLock<String>,
 }
 
 impl Storage {
@@ -112,8 +110,7 @@ impl Storage {
         let runtime = handle.as_ref().and_then(BackendHandle::runtime).cloned();
         let health =
             HealthMonitor::new(Arc::clone(&backend), runtime, description.clone(), Arc::clone(observability));
-        let unguarded = OnceLock::new();
-        Storage { description, backend, handle, publisher: None, unpublished: None, health, unguarded }
+        Storage { description, backend, handle, publisher: None, unpublished: None, health }
     }
 
     /// A fake backend that is also known by this handle.
@@ -193,16 +190,6 @@ impl Storage {
     /// Load of the registries and mirrors that the store asks.
     pub(crate) fn registry_loads(&self) -> Vec<RegistryLoad> {
         self.store().map(|store| store.puller().client().loads()).unwrap_or_default()
-    }
-
-    /// Notes why reads of incomplete layers are not guarded by this process.
-    pub(super) fn note_unguarded(&self, reason: String) {
-        let _ = self.unguarded.set(reason);
-    }
-
-    /// Why reads of incomplete layers are not guarded, if that was tried and failed.
-    pub(crate) fn unguarded(&self) -> Option<&str> {
-        self.unguarded.get().map(String::as_str)
     }
 
     /// The layers of the store that are not complete, the oldest first. Blocks.

@@ -21,8 +21,12 @@ pub(crate) type StartFill = Box<dyn FnOnce() + Send>;
 #[derive(Debug, Default)]
 pub(crate) struct PartialLayers {
     reads: OnceLock<Arc<GuardedReads>>,
+    /// Why reads are not guarded, if that was tried.
+    unguarded: Mutex<Option<String>>,
     layers: Mutex<HashMap<LayerKey, FillingLayer>>,
     demand: Arc<ReadDemand>,
+    /// When the last warning was logged that an image cannot be completed yet.
+    warned: Mutex<HashMap<String, Instant>>,
     /// Also of layers that are not being filled yet.
     activities: Mutex<HashMap<LayerKey, Arc<FillActivity>>>,
 }
@@ -56,6 +60,17 @@ impl PartialLayers {
     /// Guards the reads of layers from now on: without that, no layer is filled while it is read.
     pub(crate) fn enable(&self, reads: Arc<GuardedReads>) {
         let _ = self.reads.set(reads);
+        *self.unguarded.lock() = None;
+    }
+
+    /// Notes why reads are not guarded.
+    pub(crate) fn note_unguarded(&self, reason: String) {
+        *self.unguarded.lock() = Some(reason);
+    }
+
+    /// Why reads are not guarded, if that was tried and failed.
+    pub(crate) fn unguarded(&self) -> Option<String> {
+        self.unguarded.lock().clone()
     }
 
     /// The guard of reads, if there is one.
@@ -87,8 +102,8 @@ impl PartialLayers {
         }
     }
 
-    /// Starts to fill a layer of an earlier process.
-    pub(crate) fn start_again(&self, key: &LayerKey) {
+    /// Goes on to fill a layer of an earlier process.
+    pub(crate) fn resume(&self, key: &LayerKey) {
         if let Some(start) = self.take_start(key) {
             start();
         }

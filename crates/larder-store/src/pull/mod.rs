@@ -65,6 +65,7 @@ use crate::store::{
 };
 use crate::unpack::{BackgroundSyncer, UnpackLimits, UnpackOptions, UnpackThreads};
 use deferred_guard::DeferredGuard;
+pub use deferred_guard::GuardPlan;
 use fetch_layer::LayerOrigin;
 use fill_sessions::{LayerSessions, NodeCredentials};
 use larder_registry::manifest::{ImageConfig, PlatformMatcher};
@@ -333,10 +334,8 @@ impl StorePuller {
             PullUntil::Startable => Some(self.config.lazy.minimum_size),
             PullUntil::Complete => None,
         };
-        if lazy_minimum.is_some()
-            && let Some(guard) = self.deferred_guard.get()
-        {
-            guard.open(self).await;
+        if lazy_minimum.is_some() {
+            self.open_guard().await;
         }
         let lazily = StorePuller { lazy_minimum, ..self.clone() };
         match lazily.pull_once(name, credential, progress).await {

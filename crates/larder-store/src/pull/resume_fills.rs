@@ -164,7 +164,7 @@ impl StorePuller {
                 is_resumed: true,
             };
             puller.prepare_fill(sessions, placed)?;
-            store.0.partials.start_again(&record.key);
+            store.0.partials.resume(&record.key);
             Ok(())
         };
         blocking(resume).await?

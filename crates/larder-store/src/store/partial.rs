@@ -69,6 +69,11 @@ impl Store {
         Ok(state)
     }
 
+    /// Why reads of incomplete layers are not guarded, if that was tried and failed.
+    pub fn unguarded(&self) -> Option<String> {
+        self.0.partials.unguarded()
+    }
+
     /// Fails where reads of incomplete layers cannot be guarded.
     pub fn check_guard(&self) -> Result<(), StoreError> {
         if self.0.partials.reads().is_some() {

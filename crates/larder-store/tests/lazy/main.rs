@@ -26,7 +26,7 @@ use larder_store::export::{ExportError, ExportRequest};
 use larder_store::fsck::FsckOptions;
 use larder_store::lazy::{FetchPurpose, FillObserver, GroupKeeper, KeptGroup, ReadEnd};
 use larder_store::mounts::{MountError, MountOptions};
-use larder_store::pull::{GuardedBefore, LazyPulls, PullError, StorePullConfig, StorePuller};
+use larder_store::pull::{GuardPlan, GuardedBefore, LazyPulls, PullError, StorePullConfig, StorePuller};
 use larder_store::snapshots::NewSnapshot;
 use larder_store::store::{
     ImageRecord, PromisedSpace, RemoveOptions, Store, StoreConfig, StoreError, Suspect,
@@ -539,7 +539,11 @@ async fn a_pull_can_ask_for_it_where_no_image_is_selected_and_reads_are_guarded_
     let puller = StorePuller::new(store, client, StorePullConfig::default());
     let keeper = Arc::<KeepHere>::default();
     let chosen = Arc::clone(&keeper);
-    puller.guard_reads_on_demand(move || Ok(Arc::clone(&chosen) as Arc<dyn GroupKeeper>), LONGEST_WAIT);
+    puller.guard_reads_on_demand(GuardPlan {
+        keeper: Box::new(move || Ok(Arc::clone(&chosen) as Arc<dyn GroupKeeper>)),
+        longest_wait: LONGEST_WAIT,
+        guarded: Box::new(|_| ()),
+    });
     let registry = FaultRegistry::start();
     let [configured, asked, full] = [("configured", 1), ("asked", 3), ("full", 5)].map(|(name, seed)| {
         let fixture = Fixture::made(name, &two_files(seed));
