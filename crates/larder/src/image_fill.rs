@@ -33,6 +33,11 @@ pub struct FillProblem {
     pub retry_in: Option<Duration>,
 }
 
+impl FillProblem {
+    /// Reason of a process that is no daemon, and fetches nothing.
+    pub const NO_DAEMON: &str = "no daemon fetches it now";
+}
+
 impl ImageFill {
     /// Adds what is still to come of another layer.
     pub fn add(&mut self, layer: ImageFill) {

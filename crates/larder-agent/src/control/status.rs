@@ -140,12 +140,13 @@ async fn lazy_pulls(storage: &Storage, config: &Config) -> Option<api::LazyPullS
 }
 
 fn incomplete_layer(layer: IncompleteLayer) -> api::IncompleteLayer {
-    let IncompleteLayer { key, total_bytes, fill, age } = layer;
+    let IncompleteLayer { key, images, total_bytes, fill, age } = layer;
     api::IncompleteLayer {
         layer: key.to_string(),
         total_bytes,
         fill: Some(convert::fill(fill)),
         age_milliseconds: millis(age),
+        images,
     }
 }
 

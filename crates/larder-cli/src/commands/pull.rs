@@ -91,8 +91,9 @@ pub(super) async fn run(
         }
     };
 
+    let mut names: Vec<ImageName> = requests.iter().map(|request| request.image.clone()).collect();
     if set == PulledSet::Present {
-        outcome = outcome.max(select_present(&mut requests, &client, out).await?);
+        outcome = outcome.max(select_present(&mut requests, &mut names, &client, out).await?);
     }
     let progress = Arc::new(ProgressLines::new(!args.quiet && progress_possible()));
     ensure_runner::warn_about_ignored_flags(&client, &args.pulling, &candidates, out);
@@ -109,6 +110,8 @@ pub(super) async fn run(
     };
     let (calls, EnsureResults { results, lost }) = run.ensure(calls, &requests).await;
 
+    // Results are about the names that were given.
+    requests.iter_mut().zip(names).for_each(|(request, name)| request.image = name);
     show(args, &rows(&requests, &results), out);
     let reported = report(args, &requests, &results, &candidates, out);
     if results.len() > 1 && !args.quiet && args.output.is_none() {
@@ -123,18 +126,22 @@ pub(super) async fn run(
         .max(ensure_runner::end(&calls, &requests, EnsureResults { results, lost }, &interrupt, out).await))
 }
 
-/// Makes requests those for what is missing of the present images of their names, and reports names without an image.
+/// Makes requests those for what is missing of the present images of their names, and `names` these names; reports
+/// names without an image.
 async fn select_present(
     requests: &mut Vec<EnsureRequest>,
+    names: &mut Vec<ImageName>,
     client: &Client,
     out: &Printer,
 ) -> Result<CommandOutcome, Failure> {
     let mut outcome = CommandOutcome::Done;
     let mut present = Vec::new();
+    names.clear();
     for request in requests.drain(..) {
         let asked = InspectRequest { image: request.image.to_string(), exact: true };
         match client.ask(async |mut calls| calls.inspect(asked).await).await {
             Ok(found) => {
+                names.push(request.image.clone());
                 present.push(completing(request, &found.image.map(convert::image_from).unwrap_or_default()));
             }
             Err(failure) if failure.outcome() == CommandOutcome::Unreachable => return Err(failure),

@@ -15,7 +15,7 @@ use crate::args::StatusArgs;
 use crate::exit::CommandOutcome;
 use crate::failure::Failure;
 use crate::output::table::TextTable;
-use crate::output::{self, DataFormat, progress};
+use crate::output::{self, DataFormat, progress, size};
 use crate::printer::Printer;
 use crate::session::{CommandSession, ImageAccess};
 
@@ -156,16 +156,21 @@ fn lazy_pulls(status: &LazyPullStatus) -> String {
         return state.clone();
     }
     let (filled, total) = (go_format::bytes(status.filled_bytes), go_format::bytes(status.total_bytes));
-    format!(
-        "{state}, {incomplete_layers} incomplete layers ({filled} of {total}), {waiting_reads} waiting reads"
-    )
+    let layers = size::count(u64::from(*incomplete_layers), "incomplete layer");
+    let reads = size::count(u64::from(*waiting_reads), "waiting read");
+    format!("{state}, {layers} ({filled} of {total}), {reads}")
 }
 
 /// How much of a layer is here, from where the rest comes, and when it will be here.
 fn incomplete_layer(layer: &IncompleteLayer) -> String {
     let fill = convert::fill_from(layer.fill.clone().unwrap_or_default());
     let here = fill.describe(layer.total_bytes);
-    format!("{}: {here}, the rest follows {}", short(&layer.layer), fill.describe_source())
+    let key = short(&layer.layer);
+    let name = match &layer.images[..] {
+        [] => key.to_owned(),
+        images => format!("{} (layer {key})", images.join(", ")),
+    };
+    format!("{name}: {here}, the rest follows {}", fill.describe_source())
 }
 
 /// Whether layers are verified when they are read, and what was damaged.
@@ -175,7 +180,8 @@ fn verified_reads(status: &ReadVerificationStatus) -> String {
     }
     let ReadVerificationStatus { unverified_layers, damaged_pieces, repaired_pieces, .. } = status;
     let verified = go_format::bytes(status.verified_bytes);
-    let mut text = format!("{verified} verified, {unverified_layers} layers in part");
+    let layers = size::count(*unverified_layers, "layer");
+    let mut text = format!("{verified} verified, {layers} in part");
     if *damaged_pieces > 0 {
         let _ = write!(text, ", {damaged_pieces} MiB damaged, {repaired_pieces} repaired");
     }

@@ -99,23 +99,33 @@ fn readers_wait_for_a_killed_daemon_and_get_the_right_bytes() {
     fs_err::create_dir(&target).unwrap();
     larder(home, &["mount", &image, &target.display().to_string()]).expect(0);
     let mut reader = Command::new("cat").arg(target.join("data")).stdout(Stdio::piped()).spawn().unwrap();
-    let waits = || larder(home, &["status"]).expect(0).stdout.contains("1 waiting reads").then_some(());
+    let waits = || larder(home, &["status"]).expect(0).stdout.contains("1 waiting read").then_some(());
     poll(WAIT_LIMIT, waits).expect("the read waits");
     let host = image.split('/').next().unwrap();
     for arguments in [&["status"][..], &["explain", &image]] {
         let shown = larder(home, arguments).expect(0).stdout;
         assert!(shown.contains(&format!("the rest follows from {host}")), "{arguments:?}: {shown}");
     }
+    let status = larder(home, &["status"]).expect(0).stdout;
+    assert!(status.contains(&format!("{image} (layer ")), "a layer is named by its image: {status}");
+    let archive = home.join("app.tar").display().to_string();
+    let refused = larder(home, &["save", &image, "-o", &archive]).expect(1).stderr;
+    let [why, next] = [format!("{image} is incomplete"), format!("larder complete {image}")];
+    assert!(refused.contains(&why) && refused.contains(&next), "{refused}");
     daemon.signal(Signal::KILL);
     drop(daemon);
     assert!(reader.try_wait().unwrap().is_none(), "a killed daemon lets no read go on");
+    let shown = larder(home, &["explain", &image]).expect(0).stdout;
+    assert!(shown.contains("no daemon fetches it now; larder complete "), "{shown}");
     registry.clear_faults();
 
     let daemon = serve(home);
     let mut read = Vec::new();
     reader.stdout.take().unwrap().read_to_end(&mut read).unwrap();
     assert!(reader.wait().unwrap().success() && read == content);
-    larder(home, &["complete", &image]).expect(0);
+    let completed = larder(home, &["complete", &image]).expect(0);
+    let completed = completed.stdout + &completed.stderr;
+    assert!(completed.contains(&format!("pulled {image} (")), "the name that was given: {completed}");
     assert!(!larder(home, &["images"]).expect(0).stdout.contains("HERE"));
     larder(home, &["umount", &target.display().to_string()]).expect(0);
     let holder = home.join("store/group.sock");

@@ -28,8 +28,10 @@ pub enum ExportError {
         layer: Digest,
     },
     /// Data of a layer is missing: containers may start before it comes.
-    #[error("layer {layer} is incomplete")]
+    #[error("{image} is incomplete: data of layer {layer} is missing")]
     Incomplete {
+        /// A name of the image, or its ID.
+        image: String,
         /// Its diff ID.
         layer: Digest,
     },
@@ -98,8 +100,8 @@ impl ExportError {
                     "copy the image from its registry instead: skopeo copy docker://NAME oci-archive:FILE",
                 )
             }
-            ExportError::Incomplete { .. } => {
-                Hint::new().command(["complete", "IMAGE"]).text(" fetches the rest")
+            ExportError::Incomplete { image, .. } => {
+                Hint::new().command(["complete".to_owned(), image.clone()]).text(" fetches the rest")
             }
             ExportError::Files(MergeError::TooManyLinks) => {
                 Hint::new().command(["mount", "IMAGE", "DIR"]).text(" shows the files")

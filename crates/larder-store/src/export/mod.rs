@@ -80,7 +80,8 @@ impl Store {
                 return Err(ExportError::Damaged { layer: layer.diff_id.clone() });
             }
             if found.record().partial.is_some() {
-                return Err(ExportError::Incomplete { layer: layer.diff_id.clone() });
+                let (image, layer) = (record.name().to_owned(), layer.diff_id.clone());
+                return Err(ExportError::Incomplete { image, layer });
             }
             layers.push(found);
         }

@@ -110,7 +110,9 @@ impl FillActivity {
             is_problem.then(|| wait.to_pull_wait()).map(|wait| (wait.reason, wait.until))
         };
         let (reason, retry) = failure.or_else(wait)?;
-        Some(FillProblem { reason, retry_in: retry.map(|retry| retry.saturating_duration_since(now)) })
+        let retry_in = retry.map(|retry| retry.saturating_duration_since(now));
+        // The next attempt has begun.
+        Some(FillProblem { reason, retry_in: retry_in.filter(|wait| !wait.is_zero()) })
     }
 }
 
@@ -137,7 +139,8 @@ mod tests {
         activity.note_failure("refused".into(), until);
         activity.note(&FetchNotice::Host("m.example".into()));
         assert_eq!(activity.problem(now + Duration::from_secs(2)), problem("refused", 7));
-        assert_eq!(activity.problem(until + Duration::from_secs(2)), problem("refused", 0));
+        let begun = FillProblem { reason: "refused".into(), retry_in: None };
+        assert_eq!(activity.problem(until + Duration::from_secs(2)), Some(begun));
         activity.note(&FetchNotice::Bytes(1));
         assert_eq!((activity.problem(now), activity.host().as_deref()), (None, Some("m.example")));
     }

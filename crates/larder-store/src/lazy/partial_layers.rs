@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use larder::backend::FillProblem;
 use parking_lot::{Mutex, MutexGuard};
@@ -13,6 +14,9 @@ use super::partial_layer::{FillProgress, PartialLayer};
 use super::read_demand::ReadDemand;
 use super::reads::GuardedReads;
 use crate::store::LayerKey;
+
+/// Time between two warnings that an image cannot be completed yet.
+const WARN_EVERY: Duration = Duration::from_secs(300);
 
 /// Starts to fill a layer in the background.
 pub(crate) type StartFill = Box<dyn FnOnce() + Send>;
@@ -123,6 +127,15 @@ impl PartialLayers {
         Arc::clone(self.activities.lock().entry(key.clone()).or_default())
     }
 
+    /// Whether a warning about an image is due: its layers fail for the same reason, and one is enough.
+    pub(crate) fn is_warning_due(&self, image: &str, now: Instant) -> bool {
+        let mut warned = self.warned.lock();
+        warned.retain(|_, at| now.duration_since(*at) < WARN_EVERY);
+        let is_due = !warned.contains_key(image);
+        warned.entry(image.to_owned()).or_insert(now);
+        is_due
+    }
+
     /// The host that has sent data of an incomplete layer last, and why none comes.
     pub(crate) fn source(&self, key: &LayerKey, now: Instant) -> (Option<String>, Option<FillProblem>) {
         let activity = self.activities.lock().get(key).cloned();
@@ -161,5 +174,21 @@ impl PartialLayers {
     /// How much is there of each.
     pub(crate) fn progress(&self) -> Vec<(LayerKey, FillProgress)> {
         self.lock().iter().map(|(key, filling)| (key.clone(), filling.layer.progress())).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_whose_layers_fail_has_one_warning_in_a_while() {
+        let (layers, now) = (PartialLayers::default(), Instant::now());
+        let due = |image, seconds| layers.is_warning_due(image, now + Duration::from_secs(seconds));
+        assert_eq!(
+            [due("a:1", 0), due("a:1", 1), due("b:1", 1), due("a:1", 299)],
+            [true, false, true, false]
+        );
+        assert_eq!([due("a:1", 300), due("a:1", 301)], [true, false]);
     }
 }

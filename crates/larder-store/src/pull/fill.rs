@@ -402,12 +402,22 @@ impl LayerFill {
             if is_final {
                 return self.fail(&error).await;
             }
-            tracing::warn!(layer = %self.key, error, "cannot complete a layer yet");
+            self.warn("cannot complete an image yet", &error);
             self.activity.note_failure(error, Instant::now() + wait);
             tokio::select! {
                 () = time::sleep(wait) => wait = RETRY.1.min(wait * 2),
                 () = self.sessions.offered() => wait = RETRY.0,
             }
+        }
+    }
+
+    /// Logs a failure, once in a while for all layers of the image.
+    fn warn(&self, failed: &str, error: &str) {
+        let (image, layer) = (self.sessions.image(), &self.key);
+        if self.puller.store.0.partials.is_warning_due(&image.to_string(), Instant::now()) {
+            tracing::warn!(%image, %layer, error, "{failed}");
+        } else {
+            tracing::debug!(%image, %layer, error, "{failed}");
         }
     }
 
@@ -535,7 +545,7 @@ impl LayerFill {
         let fetched = self.try_fetch(chunks.clone(), why).await;
         tracing::debug!(layer = %self.key, ?chunks, ?why, elapsed = ?began.elapsed(), "fetched");
         if let Err(reason) = fetched {
-            tracing::warn!(layer = %self.key, reason, "cannot fetch what a container reads");
+            self.warn("cannot fetch what a container reads", &reason);
             self.activity.note_failure(reason, Instant::now() + RETRY_DEMAND);
             time::sleep(RETRY_DEMAND).await;
             chunks.for_each(|chunk| self.layer.retry(chunk));

@@ -86,7 +86,9 @@ impl StorePuller {
             // A registry that does not answer must not keep larder from serving.
             if let Err(error) = self.resume_fill(record.clone(), TableSource::Ingest, &sessions).await {
                 let (key, error) = (&record.key, larder::error_chain(&error));
-                tracing::warn!(layer = %key, error, "cannot go on to fill a layer yet");
+                if self.store.0.partials.is_warning_due(source.blob.repository(), Instant::now()) {
+                    tracing::warn!(image = source.blob.repository(), layer = %key, error, "cannot go on to fill layers yet");
+                }
                 tokio::spawn(self.clone().resume_later(record, sessions));
             }
         }

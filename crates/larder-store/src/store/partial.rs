@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder::backend::ImageFill;
+use larder::backend::{FillProblem, ImageFill};
 use larder::gc::ClockReading;
 use tokio::time::Instant;
 
@@ -33,6 +33,8 @@ use crate::unpack::UnfilledLayer as _;
 pub struct IncompleteLayer {
     /// The layer.
     pub key: LayerKey,
+    /// Names of the images that have it, one for each.
+    pub images: Vec<String>,
     /// Bytes of its data, here or not.
     pub total_bytes: u64,
     /// The missing data, and where it comes from.
@@ -214,13 +216,22 @@ impl Store {
             return Ok(Vec::new());
         }
         let filling: HashMap<_, _> = self.filling_layers().into_iter().collect();
+        let images: Vec<ImageRecord> = reader.all(IMAGES)?;
         let mut layers = Vec::new();
         for (LayerRecord { key, usage, .. }, partial) in records {
             let lease: Option<LeaseRecord> = reader.get(LEASES, &PartialSource::lease_id(&key))?;
             let unfilled = FillProgress { total_bytes: usage.bytes, ..FillProgress::default() };
             let progress = filling.get(&key).copied().unwrap_or(unfilled);
             let (host, problem) = self.0.partials.source(&key, Instant::now());
+            let problem = problem.or_else(|| {
+                // A daemon that could not guard reads, or no daemon.
+                let is_guarding = self.0.partials.reads().is_some();
+                let reason = self.unguarded().unwrap_or_else(|| FillProblem::NO_DAEMON.to_owned());
+                (!is_guarding).then_some(FillProblem { reason, retry_in: None })
+            });
+            let having = images.iter().filter(|image| image.complete && image.has_layer(&key));
             layers.push(IncompleteLayer {
+                images: having.map(|image| image.name().to_owned()).collect(),
                 total_bytes: progress.total_bytes,
                 fill: ImageFill {
                     missing_bytes: progress.total_bytes - progress.filled_bytes,

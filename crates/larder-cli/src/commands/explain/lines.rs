@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use larder::artifact_type::type_word;
-use larder::backend::ImageFill;
+use larder::backend::{FillProblem, ImageFill};
 use larder::go_format;
 use larder::reference::Reference;
 use larder_api::convert;
@@ -15,12 +15,15 @@ const HIDDEN: &str =
     "hidden: fetched with credentials ahead of kubelet, visible once kubelet's own pull succeeds";
 
 /// How much of an image is here, and what that means.
-fn incomplete(fill: &ImageFill, size_bytes: u64) -> String {
+fn incomplete(name: &str, fill: &ImageFill, size_bytes: u64) -> String {
     let reads = match fill.waiting_reads {
         0 => String::new(),
+        1 => "; 1 read waits".to_owned(),
         count => format!("; {count} reads wait"),
     };
-    format!("{} is here, the rest follows {}{reads}", fill.describe(size_bytes), fill.describe_source())
+    let has_daemon = fill.problem.as_ref().is_none_or(|problem| problem.reason != FillProblem::NO_DAEMON);
+    let next = if has_daemon { String::new() } else { format!("; larder complete {name} fetches it") };
+    format!("{} is here, the rest follows {}{reads}{next}", fill.describe(size_bytes), fill.describe_source())
 }
 
 /// The lines about an image that was requested by this name.
@@ -61,7 +64,10 @@ pub(crate) fn lines(requested: &str, explanation: &Explanation) -> Vec<String> {
     lines.push(format!("  last used:  {}", last_used.unwrap_or_else(|| "never".to_owned())));
     lines.push(format!("  size:       {}", go_format::bytes(image.size_bytes)));
     if let Some(fill) = explanation.fill.clone().map(convert::fill_from) {
-        lines.push(format!("  incomplete: {}", incomplete(&fill, image.size_bytes)));
+        lines.push(format!(
+            "  incomplete: {}",
+            incomplete(head.unwrap_or(&image.id), &fill, image.size_bytes)
+        ));
     }
     if explanation.containerd_bytes > 0 {
         let bytes = go_format::bytes(explanation.containerd_bytes);
