@@ -156,5 +156,12 @@ fn the_status_says_why_nothing_guards_reads_where_it_could() {
     let status = larder(home, &["status"]).expect(0).stdout;
     let line = status.lines().find(|line| line.starts_with("Lazy pulls")).unwrap_or_default();
     assert!(line.contains("not possible: ") && line.contains("group.sock"), "{status}");
+    assert!(line.contains("; next attempt in "), "{status}");
+    fs_err::remove_dir_all(home.join("store/group.sock")).unwrap();
+    let is_guarded = || {
+        let status = larder(home, &["status"]).expect(0).stdout;
+        status.lines().any(|line| line.starts_with("Lazy pulls") && line.ends_with("ready")).then_some(())
+    };
+    poll(WAIT_LIMIT, is_guarded).expect("it is tried again");
     drop(daemon);
 }

@@ -436,14 +436,13 @@ impl LayerFill {
         let workers = PullWorkers::new(self.puller.syncer.begin(), &self.puller.fills);
         let LayerFill { planned, ingest, .. } = self;
         let fetch = |session| self.attempt_with(session, planned, ingest, None, &workers);
-        let done = match &offered {
-            Some(OfferedBlob { session, planned, ingest, source, .. }) => {
-                Box::pin(self.attempt_with(session.clone(), planned, ingest, Some(source), &workers)).await
-            }
-            None => tokio::select! {
+        let done = if let Some(OfferedBlob { session, planned, ingest, source, .. }) = &offered {
+            Box::pin(self.attempt_with(session.clone(), planned, ingest, Some(source), &workers)).await
+        } else {
+            tokio::select! {
                 done = Box::pin(self.sessions.request(fetch)) => done,
                 () = self.sessions.blob_offered() => Err(PullError::Abandoned),
-            },
+            }
         };
         let (write_behind, layer) = (workers.worker().write_behind().clone(), Arc::clone(&self.layer));
         // The disk reports an error once: the next attempt would not learn of it.

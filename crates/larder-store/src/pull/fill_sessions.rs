@@ -77,7 +77,7 @@ pub(super) struct OfferedBlob {
     pub(super) ingest: IngestFile,
     pub(super) source: BlobSource,
     /// Dropped when it is of no more use for the layer.
-    pub(super) used: oneshot::Sender<()>,
+    pub(super) _used: oneshot::Sender<()>,
 }
 
 #[derive(Debug, Default)]

@@ -338,7 +338,13 @@ impl LayerJobs<'_> {
                     return None;
                 };
                 let (session, planned) = (session.clone(), planned.clone());
-                Some(OfferedBlob { session, planned, ingest: ingest.clone(), source: blob.clone(), used })
+                Some(OfferedBlob {
+                    session,
+                    planned,
+                    ingest: ingest.clone(),
+                    source: blob.clone(),
+                    _used: used,
+                })
             };
             self.puller.wait_for_fill(&keys, offer).await;
         }

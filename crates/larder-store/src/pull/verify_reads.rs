@@ -164,7 +164,7 @@ impl Verifier {
             let reason = failure.as_ref().map(|failure| failure.reason.clone());
             let noted = Arc::clone(layer);
             let note = move || {
-                if is_recorded > was_recorded || reason.is_none() {
+                if (is_recorded && !was_recorded) || reason.is_none() {
                     store.report_damage(&noted.record.key, reason);
                 }
                 if is_recorded == was_recorded { Ok(()) } else { store.note_damage(&noted, is_recorded) }
