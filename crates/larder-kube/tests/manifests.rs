@@ -453,7 +453,7 @@ async fn a_check_says_whether_the_admission_policy_applies_and_does_not_fail_wit
 
 #[tokio::test]
 async fn a_check_without_any_identity_fails() {
-    let checks = check_cluster(None, None, NAMESPACE, Timestamp::now()).await;
+    let checks = check_cluster(None, None, false, NAMESPACE, Timestamp::now()).await;
     assert!(matches!(&checks[..], [only] if !only.ok && only.found.contains("no identity")), "{checks:?}");
 }
 
@@ -471,7 +471,7 @@ async fn a_check_names_a_wrong_certificate_authority() {
     let path = api.kubeconfig(ADMINISTRATOR);
     fs_err::write(&path, kubeconfig.to_string()).expect("a file");
     let options = ClusterOptions { kubeconfig: Some(path.clone()), node: "n1".to_owned() };
-    let checks = check_cluster(Some(&options), None, NAMESPACE, Timestamp::now()).await;
+    let checks = check_cluster(Some(&options), None, false, NAMESPACE, Timestamp::now()).await;
     let failed = checks.iter().find(|check| !check.ok).expect("a failure");
     let next = failed.next.clone().unwrap_or_default();
     let expected = format!("certificate-authority in {} must be that of the API server", path.display());
