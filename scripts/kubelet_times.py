@@ -142,10 +142,19 @@ def burst(suite, cluster, crictl, victims, number):
         cluster.create(name, suite.image(f'burst-{at % 5}'), 'IfNotPresent')
     time.sleep(max(0, began + 2 - time.monotonic()))
     for server in victims:
+        server.process.send_signal(number)
+    for server in victims:
         server.signal(number)
+    kubelet = cluster.servers[-1]
     pods = lambda: cluster.call('GET', '/api/v1/namespaces/default/pods')['items']
     runs = lambda pod: any('running' in status['state'] for status in pod['status'].get('containerStatuses', []))
-    wait_for('all pods', lambda: all(runs(pod) for pod in pods()), 180)
+
+    def all_run():
+        if kubelet.process.poll() is not None:  # it exits while containerd does not serve
+            kubelet.start()
+        return all(runs(pod) for pod in pods())
+
+    wait_for('all pods', all_run, 180)
     took = time.monotonic() - began
     for name in names:
         cluster.delete(name)

@@ -31,7 +31,6 @@ use larder_store::store::{ImageLayer, ImageRecord, Store, StoreError};
 use parking_lot::Mutex;
 use serde_json::json;
 use tokio::sync::{Mutex as AsyncMutex, Notify, OwnedMutexGuard, watch};
-use tokio::task::spawn_blocking;
 use tokio::time;
 
 use super::adopt::{AdoptionFailures, in_store};
@@ -403,22 +402,25 @@ impl StorePublisher {
         &self,
         image: &ImageName,
     ) -> Result<Option<(OwnedMutexGuard<()>, PublishedImage)>, BackendError> {
-        let Some(found) = self.published(image).await? else { return Ok(None) };
-        let lock = self.lock(found.id.as_str()).await;
-        let found = self.published(&ImageName::from(found.id.as_str())).await?;
+        let id = if let Ok(id) = Digest::parse(image.as_str()) {
+            id
+        } else {
+            let image = image.clone();
+            let record = in_store(self.store.store(), move |store| store.image(image)).await?;
+            let Some(record) = record else { return Ok(None) };
+            record.id
+        };
+        let lock = self.lock(id.as_str()).await;
+        let found = self.published(&ImageName::from(id.as_str())).await?;
         Ok(found.map(|found| (lock, found)))
     }
 
     /// An image as containerd gets it; `None` if the store does not have it.
     pub(super) async fn published(&self, image: &ImageName) -> Result<Option<PublishedImage>, BackendError> {
-        let (store, image) = (self.store.store().clone(), image.clone());
-        let read = move || store.image(image)?.map(|record| published(&store, record)).transpose();
-        match spawn_blocking(read).await {
-            Ok(read) => {
-                read.map_err(|error: StoreError| BackendError::caused_by(CallErrorKind::Other, error))
-            }
-            Err(error) => Err(BackendError::caused_by(CallErrorKind::Canceled, error)),
-        }
+        let image = image.clone();
+        let read =
+            move |store: &Store| store.image(image)?.map(|record| published(store, record)).transpose();
+        in_store(self.store.store(), read).await
     }
 
     /// Publishes an image with all its names, unless the store does not have it.
@@ -583,10 +585,23 @@ fn manifest_of_artifact(record: &ImageRecord, config_bytes: usize) -> Vec<u8> {
 /// The names of an image that containerd gets, each with the document that it stands for: of a tag, the one that its
 /// repository served last, else the outermost.
 fn named_documents(record: &ImageRecord) -> Vec<(String, Digest)> {
+    // An image may have thousands of names in a few repositories. The first manifest counts.
+    let mut served: HashMap<&str, &Digest> = HashMap::new();
+    for digest in record.manifests.iter().rev() {
+        let names = record.digests.iter().filter_map(|name| name.strip_suffix(digest.as_str()));
+        served.extend(names.filter_map(|name| Some((name.strip_suffix('@')?, digest))));
+    }
     let of_name = |name: &String| {
-        let parsed = Reference::parse(name).ok().filter(|parsed| parsed.platform().is_none())?;
-        let served = || record.served_digest(&parsed).or(record.manifests.first());
-        Some((name.clone(), parsed.digest().or_else(served)?.clone()))
+        if names_platform(name) {
+            return None;
+        }
+        let digest = if let Some((_, digest)) = name.rsplit_once('@') {
+            Digest::parse(digest).ok()?
+        } else {
+            let (repository, _) = name.rsplit_once(':')?;
+            served.get(repository).copied().or(record.manifests.first())?.clone()
+        };
+        Some((name.clone(), digest))
     };
     record.names().filter_map(of_name).collect()
 }
