@@ -17,7 +17,7 @@ use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use larder_store::lazy::{GroupKeeper, KeptGroup};
 use parking_lot::Mutex;
@@ -33,8 +33,9 @@ const COMMAND: &str = "hold-group";
 /// Name of the socket, in the root of the store.
 const SOCKET: &str = "group.sock";
 
-/// Time from the end of a twin to the start of the next one: it may be a program that ends at once.
-const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+/// Times from the end of a twin to the start of the next one: the first, and the longest. It may be a program that ends
+/// at once.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(60));
 
 /// Connections that wait, at most.
 const QUEUE: i32 = 16;
@@ -278,20 +279,29 @@ impl Holder {
 
     /// Answers until it is told to end. Without a twin it is one process, which answers as well.
     fn answer_beside(self, mut twin: Option<(UnixStream, Child)>) -> io::Result<()> {
+        let (mut started, mut pause) = (Instant::now(), Duration::ZERO);
         loop {
             let mut polled = vec![PollFd::new(&self.listener, PollFlags::IN)];
             polled.extend(twin.iter().map(|(stream, _)| PollFd::new(stream, PollFlags::HUP)));
-            if poll(&mut polled, None).is_err() {
+            let wait = twin.is_none().then(|| pause.saturating_sub(started.elapsed()));
+            let wait = wait.and_then(|wait| Timespec::try_from(wait).ok());
+            if poll(&mut polled, wait.as_ref()).is_err() {
                 continue;
             }
             let is_asked = !polled[0].revents().is_empty();
             let is_alone = polled.get(1).is_some_and(|twin| !twin.revents().is_empty());
             if is_alone && let Some((_, mut killed)) = twin.take() {
                 let _ = killed.wait();
-                let _ = poll(&mut [], Some(&PAUSE));
+                pause = next_pause(pause, started.elapsed());
+                // The pause begins with the end of the twin.
+                started = Instant::now();
             }
-            if twin.is_none() {
+            if twin.is_none() && started.elapsed() >= pause {
                 twin = self.start_twin().ok();
+                started = Instant::now();
+                if twin.is_none() {
+                    pause = next_pause(pause, Duration::ZERO);
+                }
             }
             if is_asked && self.answer_one(&mut twin)? {
                 return Ok(());
@@ -329,6 +339,12 @@ impl Holder {
         }
         Ok(false)
     }
+}
+
+/// Time until the next twin is started, after one that has lived for so long: longer each time for those that end
+/// sooner than they were waited for.
+fn next_pause(pause: Duration, lived: Duration) -> Duration {
+    if lived > pause.max(PAUSE.0) { PAUSE.0 } else { PAUSE.1.min(PAUSE.0.max(pause * 2)) }
 }
 
 /// Moves this process from the control group of a service to the topmost one: a service manager ends all processes of
@@ -386,6 +402,8 @@ mod tests {
 
     const HOLD: &str = "LARDER_TEST_HOLD";
     const DAEMON: &str = "LARDER_TEST_DAEMON";
+    /// Twins end at once, and note that they were started in this file.
+    const STARTS: &str = "LARDER_TEST_STARTS";
 
     /// Larder, as far as this is about it: it runs the test `outlives` again, which holds a group then.
     fn program(dir: &Path) -> PathBuf {
@@ -441,6 +459,14 @@ mod tests {
 
     #[test]
     fn the_process_outlives_a_kill_of_its_starter() {
+        if let Some(starts) = std::env::var_os(STARTS) {
+            let mut starts = fs_err::File::options().create(true).append(true).open(starts).unwrap();
+            let is_first = starts.metadata().unwrap().len() == 0;
+            writeln!(starts, "started").unwrap();
+            if !is_first {
+                return;
+            }
+        }
         if let Some(root) = std::env::var_os(HOLD) {
             return hold(Path::new(&root)).unwrap();
         }
@@ -516,6 +542,43 @@ mod tests {
         let no_socket = HolderProcess::new(&program(dir.path()), dir.path());
         let error = no_socket.keep(&some_group()).unwrap_err().to_string();
         assert!(error.contains("group.sock"), "{error}");
+    }
+
+    #[test]
+    fn a_twin_that_ends_at_once_is_started_less_and_less_often() {
+        let ends_at_once = |pause| next_pause(pause, Duration::from_millis(5));
+        let mut pause = Duration::ZERO;
+        let mut pauses = Vec::new();
+        for _ in 0..14 {
+            pause = ends_at_once(pause);
+            pauses.push(pause.as_millis());
+        }
+        assert_eq!(pauses[..4], [20, 40, 80, 160]);
+        assert_eq!(pauses[12..], [60_000, 60_000]);
+        assert_eq!(next_pause(pause, Duration::from_secs(61)), PAUSE.0, "one that was killed");
+    }
+
+    #[test]
+    fn a_holder_whose_twins_end_at_once_answers_and_starts_few() {
+        let dir = tempfile::tempdir().unwrap();
+        let starts = dir.path().join("starts");
+        let script = format!(
+            "#!/bin/sh\nexport {HOLD}=\"$2\" {STARTS}={}\nexec {} {TEST} --nocapture\n",
+            starts.display(),
+            std::env::current_exe().unwrap().display()
+        );
+        let program = dir.path().join("larder");
+        fs_err::write(&program, script).unwrap();
+        fs_err::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let holder = HolderProcess::new(&program, dir.path());
+        holder.keep(&some_group()).unwrap();
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_secs(1) {
+            assert_kept(&holder);
+        }
+        let started = fs_err::read_to_string(&starts).unwrap().lines().count();
+        assert!((2..12).contains(&started), "{started} twins in a second");
+        holder.release().unwrap();
     }
 
     #[test]
