@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use larder::backend::PullUntil;
 use larder::events::{EventReason, RingSink};
 use larder::pod::ObjectRef;
 use larder::pull::ImageManager;
 use larder::retention::{Retention, RetentionPurpose, RetentionSource as _};
 use larder_kube::image_sets::definitions;
 use larder_kube::{Cluster, ClusterOptions};
-use larder_testkit::fake_backend::{FakeBackend, image};
+use larder_testkit::fake_backend::{BackendCall, FakeBackend, image};
 use larder_testkit::kube_api::{ADMINISTRATOR, KubeApi};
 use serde_json::{Value, json};
 use tokio::time;
@@ -75,7 +76,10 @@ async fn images_of_a_set_are_pulled_with_its_secret_and_in_use_until_it_is_delet
     api.create("/api/v1/nodes", &json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "n1" } }));
     let keep = json!({ "images": [{ "image": "r.example/a:1" }], "pullSecrets": ["missing", "registry"] });
     api.create(SETS, &set("keep", &keep));
-    api.create(SETS, &set("pin", &json!({ "images": [{ "image": "r.example/b:1" }], "policy": "Pin" })));
+    api.create(
+        SETS,
+        &set("pin", &json!({ "images": [{ "image": "r.example/b:1", "lazy": true }], "policy": "Pin" })),
+    );
     let broken = json!({ "images": [{ "image": "r.example/c:1" }], "pullSecrets": ["missing"] });
     api.create(SETS, &set("broken", &broken));
 
@@ -95,6 +99,14 @@ async fn images_of_a_set_are_pulled_with_its_secret_and_in_use_until_it_is_delet
     assert_eq!(pinned(&held).await, both[1..], "over CRI");
     let with_credential = |call: &larder_testkit::fake_backend::RecordedCall| call.credential.is_some();
     assert!(backend.requests().iter().any(with_credential));
+    let until = |name: &str| {
+        let requests = backend.requests().into_iter();
+        let mut pulls = requests
+            .filter(|request| matches!(&request.call, BackendCall::Pull { image, .. } if image == name));
+        pulls.next().and_then(|pull| pull.spec).map(|spec| spec.options.until)
+    };
+    assert_eq!(until("r.example/b:1"), Some(PullUntil::Startable), "the set says `lazy`");
+    assert_eq!(until("r.example/a:1"), Some(PullUntil::Configured));
     assert!(cluster.status().own_identity.is_some_and(|own| own.connected));
     let report = async {
         loop {
