@@ -19,8 +19,8 @@ const START_RANGES: usize = 4;
 /// Files that are fetched ahead of reads: the latest ones.
 const FILES_AHEAD: usize = 32;
 
-/// Chunks that are likely read soon: what an earlier start has read, or the layer's landmark says, then the rest of each file of which something was
-/// read.
+/// Chunks that are likely read soon: what an earlier start has read, or the layer's landmark says, then the rest of
+/// each file of which something was read.
 #[derive(Debug, Default)]
 pub(super) struct ReadAhead {
     /// The first to be read is the last.

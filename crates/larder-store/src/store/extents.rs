@@ -58,8 +58,8 @@ impl SavedExtents {
         (end.unwrap_or_default() <= saved.size).then_some(saved)
     }
 
-    /// Returns the ranges that survive a power cut, and those that a fetch resumes with in this run of the machine: those
-    /// that can be relied on, or the whole blob if it was there, since then its digest decides before anything is
+    /// Returns the ranges that survive a power cut, and those that a fetch resumes with in this run of the machine:
+    /// those that can be relied on, or the whole blob if it was there, since then its digest decides before anything is
     /// fetched. `latest` may be torn or lost; in this run it is right.
     pub(super) fn resumable(
         synced: Option<SavedExtents>,

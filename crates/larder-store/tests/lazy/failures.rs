@@ -275,8 +275,7 @@ async fn a_fill_that_stands_still_goes_on_with_the_blob_of_a_pull_from_another_r
     assert!(!node.is_partial(&image));
     mounted.assert_right(&fixture, "the first mount").await;
     node.mount(&same, "other").assert_right(&fixture, "the second one").await;
-    let again = node.puller.completely().pull(&name, None, &ProgressReporter::unwatched());
-    let again = tokio::time::timeout(Duration::from_secs(3), again).await;
+    let again = tokio::time::timeout(Duration::from_secs(3), node.try_complete(&name)).await;
     assert!(again.is_err(), "the first repository has not sent it, and proves nothing: {again:?}");
 }
 

@@ -222,7 +222,7 @@ async fn damage_fails_reads_without_a_registry_and_is_recorded_until_it_is_repai
     let (registry, fixture) = (FaultRegistry::start(), ordinary());
     let image = fixture.put(&registry);
     let pulled = node.pull(&image).await;
-    let reported = Arc::<parking_lot::Mutex<Vec<LayerDamage>>>::default();
+    let reported = Arc::<Mutex<Vec<LayerDamage>>>::default();
     let reports = Arc::clone(&reported);
     node.store().observe_damage(Box::new(move |damage| reports.lock().push(damage.clone())));
     registry.fault(FaultTrigger::path("/"), ResponseFault::Hangup);

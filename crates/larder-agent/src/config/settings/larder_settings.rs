@@ -155,8 +155,8 @@ settings! {
     /// Smaller layers of these images are pulled in full. Compressed size.
     "pull.lazy.minimumSize": ByteSizeCodec<0> => lazy.minimum_size, Restart;
 
-    /// Time that a container waits for data of an incomplete layer; then its read fails with an input/output error. From
-    /// `1s` to `8760h`.
+    /// Time that a container waits for data of an incomplete layer; then its read fails with an input/output error.
+    /// From `1s` to `8760h`.
     "pull.lazy.readTimeout": DurationCodec<1> => lazy.read_timeout, Restart;
 
     /// Whose rules choose images. `larder`: a layer counts once and the filesystem is measured after each removal; an
