@@ -110,7 +110,7 @@ fn readers_wait_for_a_killed_daemon_and_get_the_right_bytes() {
     assert!(status.contains(&format!("{image} (layer ")), "a layer is named by its image: {status}");
     let archive = home.join("app.tar").display().to_string();
     let refused = larder(home, &["save", &image, "-o", &archive]).expect(1).stderr;
-    let [why, next] = [format!("{image} is incomplete"), format!("larder complete {image}")];
+    let [why, next] = [format!("{image} is incomplete"), format!("complete {image} fetches the rest")];
     assert!(refused.contains(&why) && refused.contains(&next), "{refused}");
     daemon.signal(Signal::KILL);
     drop(daemon);

@@ -267,6 +267,7 @@ fn errors_name_the_item_of_a_list() {
         &[
             &format!("c.yaml:6: pull.lazy.images[0]: {hint}"),
             &format!("c.yaml:7: pull.lazy.images[1]: {hint}"),
+            "c.yaml:7: pull.lazy.images[1]: b: not a digest; use sha256: and 64 hexadecimal digits",
             "c.yaml:8: pull.lazy.images[2].label: unknown key [known keys: name, digest]",
             "c.yaml:9: pull.lazy.images[3].ttl: unknown key [known keys: name, digest]",
         ],
