@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
@@ -66,6 +67,8 @@ pub(super) struct LayerFill {
     ingest: IngestFile,
     key: LayerKey,
     layer: Arc<PartialLayer>,
+    /// Whether the last attempt has unpacked all of a blob.
+    is_unpacked: AtomicBool,
     activity: Arc<FillActivity>,
 }
 
@@ -259,6 +262,7 @@ impl StorePuller {
             planned,
             table,
             ingest,
+            is_unpacked: AtomicBool::new(false),
             activity: self.store.0.partials.activity(&key),
             key: key.clone(),
             layer: Arc::clone(&layer),
@@ -392,6 +396,7 @@ impl LayerFill {
                     let seconds = began.elapsed().as_secs_f64();
                     return tracing::info!(layer = %self.key, seconds, "completed a layer");
                 }
+                Err(PullError::Abandoned) if self.sessions.has_blob() => continue,
                 Err(error) => error,
             };
             if self.layer.has_ended() {
@@ -439,9 +444,10 @@ impl LayerFill {
         let done = if let Some(OfferedBlob { session, planned, ingest, source, .. }) = &offered {
             Box::pin(self.attempt_with(session.clone(), planned, ingest, Some(source), &workers)).await
         } else {
+            self.is_unpacked.store(false, Ordering::Release);
             tokio::select! {
                 done = Box::pin(self.sessions.request(fetch)) => done,
-                () = self.sessions.blob_offered() => Err(PullError::Abandoned),
+                () = self.offered_in_time() => Err(PullError::Abandoned),
             }
         };
         let (write_behind, layer) = (workers.worker().write_behind().clone(), Arc::clone(&self.layer));
@@ -450,6 +456,15 @@ impl LayerFill {
         let lost = lost.await.map(|finished| finished.context(SYNC));
         workers.end().await;
         done.and_then(|()| Ok(lost??))
+    }
+
+    /// Waits until a pull offers a blob while the layer can be filled from it: nothing else may come into the layer at
+    /// its end.
+    async fn offered_in_time(&self) {
+        self.sessions.blob_offered().await;
+        if self.is_unpacked.load(Ordering::Acquire) {
+            std::future::pending::<()>().await;
+        }
     }
 
     /// Unpacks a blob into the layer. `source` has all of it; unset, it is the layer's own.
@@ -467,13 +482,17 @@ impl LayerFill {
         let blob = LayerBlob { session: &session, planned, ingest, lowers, observer };
         let into = Arc::clone(&self.layer) as Arc<dyn UnfilledLayer>;
         let (unpacked, file) = self.puller.unpack_into(blob, into, workers).await?;
+        self.is_unpacked.store(true, Ordering::Release);
         let facts = planned.metadata(&unpacked);
         let (key, store, layer) = (self.key.clone(), self.puller.store.clone(), Arc::clone(&self.layer));
         let (index, puller) = (planned.index(unpacked, &file), self.puller.clone());
         self.add_start_reads().await;
         let (write_behind, source) = (workers.worker().write_behind().clone(), source.cloned());
         let complete = move || {
-            puller.keep_index(&key, &index);
+            // Until the layer is complete, its index is that of its own blob.
+            if source.is_none() {
+                puller.keep_index(&key, &index);
+            }
             let synced = write_behind.finish().context(SYNC);
             let completed =
                 synced.and_then(|()| store.complete_layer(&key, &layer, &facts, &file.file, source));

@@ -228,6 +228,11 @@ impl FillSessions {
         self.offered.notify_one();
     }
 
+    /// Whether a pull has offered a blob that nothing has taken.
+    pub(super) fn has_blob(&self) -> bool {
+        self.state().blob.is_some()
+    }
+
     /// Takes the blob that a pull has offered.
     pub(super) fn take_blob(&self) -> Option<OfferedBlob> {
         self.state().blob.take()
@@ -235,7 +240,9 @@ impl FillSessions {
 
     /// Waits until a pull offers a blob.
     pub(super) async fn blob_offered(&self) {
-        self.blob_offered.notified().await;
+        while !self.has_blob() {
+            self.blob_offered.notified().await;
+        }
     }
 
     /// Digest of the blob that the layer is filled from.

@@ -378,7 +378,9 @@ impl LayerJobs<'_> {
                 puller.begin_fill(session, &layer, missing, planned, ingest.clone(), table)?;
                 return Ok(layer);
             }
-            if matches!(origin, LayerOrigin::Registry { .. }) {
+            // A layer that is here stays, with its index.
+            let is_here = puller.store.layer(&key)?.is_some_and(|layer| layer.record().is_whole());
+            if matches!(origin, LayerOrigin::Registry { .. }) && !is_here {
                 puller.keep_index(&key, &index);
             }
             let layer = match &bytes {
