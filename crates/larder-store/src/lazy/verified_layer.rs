@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use larder_erofs::ErofsReader;
@@ -40,7 +40,6 @@ pub(crate) struct VerifiedLayer {
     file: File,
     pieces: Vec<FilePiece>,
     repair: Mutex<Repair>,
-    has_inline_tails: AtomicBool,
     counts: Arc<VerificationCounts>,
 }
 
@@ -82,15 +81,8 @@ impl VerifiedLayer {
         let gives_way = Arc::default();
         let reads =
             PartialLayer::new(file.try_clone()?, record.erofs.bytes, placed.collect(), demand, gives_way);
-        let layer = VerifiedLayer {
-            record,
-            reads: Arc::new(reads),
-            file,
-            pieces,
-            repair: Mutex::default(),
-            has_inline_tails: AtomicBool::new(true),
-            counts,
-        };
+        let layer =
+            VerifiedLayer { record, reads: Arc::new(reads), file, pieces, repair: Mutex::default(), counts };
         Ok(Some((layer, demanded)))
     }
 
@@ -150,15 +142,15 @@ impl VerifiedLayer {
         self.repair.lock().damaged.iter().copied().collect()
     }
 
-    /// The pieces that are damaged, with what the file has of them.
-    pub(crate) fn damaged_pieces(&self) -> Vec<DamagedPiece> {
+    /// The pieces that are damaged, at most so many, with what the file has of them.
+    pub(crate) fn damaged_pieces(&self, most: usize) -> Vec<DamagedPiece> {
         let with_bytes = |number: usize| {
             let (piece, mut bytes) = (self.pieces[number].clone(), Vec::new());
             // What the disk cannot read may be data, which is fetched.
             let _ = piece.read_from(&self.file, &mut bytes);
             DamagedPiece { piece, bytes }
         };
-        self.damaged().into_iter().map(with_bytes).collect()
+        self.damaged().into_iter().take(most).map(with_bytes).collect()
     }
 
     /// Reads the metadata of the layer, whose pieces may be damaged.
@@ -200,13 +192,11 @@ impl VerifiedLayer {
         self.reads.is_filled_up()
     }
 
-    /// Begins another unpacking into the layer: with short ends of files as metadata, or without. A layer that was
-    /// pulled lazily has none.
-    pub(crate) fn begin_repair(&self, has_inline_tails: bool) {
+    /// Begins another unpacking into the layer.
+    pub(crate) fn begin_repair(&self) {
         let mut repair = self.repair.lock();
         let damaged = std::mem::take(&mut repair.damaged);
         *repair = Repair { wanted: damaged.clone(), damaged, ..Repair::default() };
-        self.has_inline_tails.store(has_inline_tails, Ordering::Relaxed);
     }
 
     /// Whether the last unpacking has brought all pieces that were damaged when it began.
@@ -288,7 +278,7 @@ impl UnfilledLayer for VerifiedLayer {
     }
 
     fn has_inline_tails(&self) -> bool {
-        self.has_inline_tails.load(Ordering::Relaxed)
+        self.record.erofs.has_inline_tails
     }
 }
 

@@ -19,7 +19,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::{self, Instant};
 
 use super::error::PullError;
-use super::fetch_pieces::PieceFetch;
+use super::fetch_pieces::{MAX_PIECES, PieceFetch};
 use super::fill::LayerBlob;
 use super::fill_sessions::NodeCredentials;
 use super::plan::{PlannedLayer, chain_id};
@@ -225,28 +225,23 @@ impl StorePuller {
         let blob = BlobSource::registry(&source.name, login, digest.clone(), *size);
         let store = self.store.clone();
         let ingest = blocking(move || store.ingest(&blob)).await??;
-        // A lazy pull has left all ends of files with the data. The blob is here for the second attempt.
-        for has_inline_tails in [true, false] {
-            layer.begin_repair(has_inline_tails);
-            let unpacked = LayerBlob {
-                session: &session,
-                planned: &source.planned,
-                ingest: &ingest,
-                lowers: &source.lowers,
-                observer: Arc::new(|_| ()),
-            };
-            let workers = PullWorkers::new(self.syncer.begin(), &self.fills);
-            let done =
-                self.unpack_into(unpacked, Arc::clone(layer) as Arc<dyn UnfilledLayer>, &workers).await;
-            workers.end().await;
-            match done {
-                // Its end is an error, too.
-                _ if layer.is_repaired() => return Ok(true),
-                Err(PullError::Unpack { cause: UnpackError::Differs { .. }, .. }) | Ok(_) => {}
-                Err(error) => return Err(error),
-            }
+        layer.begin_repair();
+        let unpacked = LayerBlob {
+            session: &session,
+            planned: &source.planned,
+            ingest: &ingest,
+            lowers: &source.lowers,
+            observer: Arc::new(|_| ()),
+        };
+        let workers = PullWorkers::new(self.syncer.begin(), &self.fills);
+        let done = self.unpack_into(unpacked, Arc::clone(layer) as Arc<dyn UnfilledLayer>, &workers).await;
+        workers.end().await;
+        match done {
+            // Its end is an error, too.
+            _ if layer.is_repaired() => Ok(true),
+            Err(PullError::Unpack { cause: UnpackError::Differs { .. }, .. }) | Ok(_) => Ok(false),
+            Err(error) => Err(error),
         }
-        Ok(false)
     }
 }
 
@@ -266,7 +261,8 @@ impl StorePuller {
                 return Ok(Err("it has no index".to_owned()));
             };
             let reader = damaged.reader().map_err(|error| error.to_string());
-            Ok(reader.and_then(|reader| PieceFetch::plan(reader, index, damaged.damaged_pieces())))
+            Ok(reader
+                .and_then(|reader| PieceFetch::plan(reader, index, damaged.damaged_pieces(MAX_PIECES + 1))))
         };
         let fetched = match worker.blocking(plan).await?? {
             Ok(fetch) => fetch.run(session, blob, &self.config.limits, &worker).await?,
