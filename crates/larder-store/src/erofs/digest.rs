@@ -45,7 +45,7 @@ pub struct ErofsFile {
     pub metadata_start: u64,
     /// Whether short ends of files are in the metadata.
     pub has_inline_tails: bool,
-    /// SHA-256 of the SHA-256 digests of all pieces, in hexadecimal digits. Empty while data is missing.
+    /// SHA-256 of the SHA-256 digests of all pieces, in hexadecimal digits. Empty while it is not known.
     pub sha256_of_pieces: String,
 }
 

@@ -22,6 +22,8 @@ use crate::unpack::{DataPlace, RebuildError, data_places};
 
 /// Bytes of memory for a part of the blob and what it becomes.
 pub(crate) const MAX_PART: u64 = 96 << 20;
+/// Places of the data of a piece, at most: a file begins with a block.
+const MAX_PLACES: usize = 1024;
 
 /// Why data of a layer cannot be fetched piece by piece.
 #[derive(Debug, thiserror::Error)]
@@ -60,14 +62,22 @@ pub(crate) fn missing_pieces(
     let mut places: Vec<Vec<DataPlace>> = vec![Vec::new(); ranges.len()];
     for place in data_places(ErofsReader::open(file.try_clone()?)?, &ranges)? {
         let number = ranges.partition_point(|range| range.end <= place.offset);
-        let offset = place.offset - ranges[number].start;
-        places[number].push(DataPlace { offset, ..place });
+        let place = DataPlace { offset: place.offset - ranges[number].start, ..place };
+        let places = &mut places[number];
+        match places.iter().position(|earlier| earlier.offset == place.offset) {
+            Some(earlier) => places[earlier] = place,
+            None if places.len() == MAX_PLACES => return Err(MissingPiecesError::OtherData),
+            None => places.push(place),
+        }
     }
     let mut chunks: Vec<PlacedChunk> = Vec::new();
     let mut last_end = None;
-    for ((range, places), FilePiece { range: whole, sha256 }) in ranges.into_iter().zip(places).zip(pieces) {
+    for ((range, mut places), FilePiece { range: whole, sha256 }) in
+        ranges.into_iter().zip(places).zip(pieces)
+    {
         let around = (read(file, whole.start..range.start)?, read(file, range.end..whole.end)?);
         let (offset, size) = (range.start, range.end - range.start);
+        places.sort_unstable_by_key(|place| place.archive.start);
         if places.is_empty() {
             let zeros = vec![0; usize::try_from(size).unwrap_or(usize::MAX)];
             let piece = [&around.0[..], &zeros, &around.1].concat();
@@ -80,6 +90,9 @@ pub(crate) fn missing_pieces(
         let goes_on = places.len() == 1 && last_end == places.first().map(|place| place.archive.start);
         last_end = places.last().map(|place| place.archive.end);
         let piece = MissingPiece::new(sha256, around, places, parts).ok_or(MissingPiecesError::OtherData)?;
+        if piece.memory() > MAX_PART {
+            return Err(MissingPiecesError::FarCheckpoints);
+        }
         let content = ChunkContent::Piece(Arc::new(piece));
         let (chunk, begins_file) = (TocChunk { size, content }, !goes_on);
         chunks.push(PlacedChunk { offset, chunk, begins_file, is_before_landmark: false });

@@ -9,6 +9,7 @@ use super::error::PullError;
 use super::fetch_layer::LayerFetch;
 use crate::lazy::skeleton::MissingData;
 use crate::store::error::StoreErrorContext as _;
+use crate::store::remnants::StagedRemnant;
 use crate::store::{LAYER_FILE, LayerHandle, PartialSource};
 
 impl LayerFetch {
@@ -25,7 +26,9 @@ impl LayerFetch {
         let (request, blob) = (self.origin.request(&self.planned), self.origin.blob(&self.planned));
         let restore = move || -> Result<Option<LayerHandle>, PullError> {
             let store = &puller.store;
-            let Some((staging, layer)) = store.stage_remnant(&request)? else { return Ok(None) };
+            let Some(StagedRemnant { staging, layer, _hold }) = store.stage_remnant(&request)? else {
+                return Ok(None);
+            };
             let file =
                 fs_err::File::open(staging.dir().join(LAYER_FILE)).context("open the remnant of a layer")?;
             let chunks = match store.missing_pieces(file.file(), &layer)? {

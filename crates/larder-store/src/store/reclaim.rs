@@ -178,12 +178,14 @@ impl OpenStore {
             let unused = unused(reader, &self.references, |lease| self.is_in_force(rule, lease))?;
             let usage = |key: &super::records::LayerKey| -> DbResult<DiskSpace> {
                 let layer = reader.get::<LayerRecord>(LAYERS, key.as_str())?;
-                Ok(layer.filter(|layer| layer.present).map_or(DiskSpace::ZERO, |layer| layer.usage))
+                let freed = |layer: LayerRecord| self.kept_of(&layer).shortfall_to(layer.usage);
+                Ok(layer.filter(|layer| layer.present).map_or(DiskSpace::ZERO, freed))
             };
             unused.iter().map(usage).sum::<DbResult<DiskSpace>>()
         })?;
         let trash = self.trash_usage()?;
-        let remnants = self.excess_remnants()?.iter().map(|remnant| remnant.layer.remnant).sum::<DiskSpace>();
+        let remnants = self.excess_remnants()?;
+        let remnants: DiskSpace = remnants.iter().map(|remnant| self.taken_by_remnant(remnant)).sum();
         let layers = resumable + unused + remnants;
         Ok(ReclaimableSpace { downloads, layers, trash, ..ReclaimableSpace::default() })
     }

@@ -2,7 +2,7 @@
 //!
 //! A remnant is the file of a layer without its data: the first block, and all from the metadata to the digests of the
 //! pieces. With the layer's index, which stays where it is, a pull fetches the data piece by piece. The latest ones are
-//! kept, within a part of the disk, and used only for those who had sent the layer: its metadata has names of files,
+//! kept, within a part of the disk, and used only for sources that had sent the layer: its metadata has names of files,
 //! and short files.
 
 use std::cmp::Reverse;
@@ -26,10 +26,11 @@ use super::layer_index::LayerIndex;
 use super::layers::LayerStaging;
 use super::layout::names_in;
 use super::records::{LayerKey, LayerRecord};
+use super::references::{ItemReference, ReferencedItem};
 use super::usage::taken;
-use crate::disk::{DiskSpace, FileOpenMode, ensure_dir};
+use crate::disk::{DiskSpace, FileOpenMode, ensure_dir, free_space};
 use crate::erofs::ErofsFile;
-use crate::erofs::digest::FIRST_BLOCK;
+use crate::erofs::digest::{FIRST_BLOCK, pieces_of};
 use crate::lazy::group::open_to_check;
 use crate::lazy::missing_pieces::{MissingPiecesError, missing_pieces};
 use crate::lazy::skeleton::PlacedChunk;
@@ -38,6 +39,8 @@ use crate::unpack::parts_between;
 
 /// A remnant takes less than this part of its layer's file; more would be fetched about as fast.
 const PART_OF_LAYER: u64 = 8;
+/// Bytes of a remnant, at most: they are copied while nothing else changes the store.
+const MAX_BYTES: u64 = 64 << 20;
 /// All remnants take less than this part of the filesystem.
 const PART_OF_DISK: u64 = 100;
 /// Bytes that are copied at once.
@@ -61,33 +64,52 @@ impl ErofsFile {
     fn remnant_bytes(&self) -> Option<u64> {
         let is_known = self.metadata_start > 0 && !self.sha256_of_pieces.is_empty() && self.blob_bytes == 0;
         let bytes = FIRST_BLOCK + self.end_of_digests().checked_sub(self.metadata_start)?;
-        (is_known && bytes < self.bytes / PART_OF_LAYER).then_some(bytes)
+        (is_known && bytes < MAX_BYTES.min(self.bytes / PART_OF_LAYER)).then_some(bytes)
     }
 }
 
+/// The file of a removed layer that is made from its remnant.
+pub(crate) struct StagedRemnant {
+    pub(crate) staging: LayerStaging,
+    /// The layer, as it was.
+    pub(crate) layer: LayerRecord,
+    /// Keeps the layer's index.
+    pub(crate) _hold: ItemReference,
+}
+
 impl Store {
-    /// Makes the file of a removed layer from its remnant, if there is one that this request may use.
-    pub(crate) fn stage_remnant(
-        &self,
-        request: &ClaimRequest,
-    ) -> Result<Option<(LayerStaging, LayerRecord)>, StoreError> {
+    /// Makes the file of a removed layer from its remnant, if there is one that this request may use: its blob is the
+    /// one that the remnant's index is of.
+    pub(crate) fn stage_remnant(&self, request: &ClaimRequest) -> Result<Option<StagedRemnant>, StoreError> {
         let doing = "use the remnant of a layer";
         if self.has_layer(request.keys())? {
             return Ok(None);
         }
         for key in request.keys() {
+            let hold = self.0.references.add(ReferencedItem::Layer(key.clone()));
             let get = |reader: &DbReadTransaction| reader.get::<RemnantRecord>(REMNANTS, key.as_str());
-            let found = self.0.db.read(doing, get)?;
-            let Some(remnant) = found.filter(|found| is_proved(&found.transfers, request.source())) else {
-                continue;
+            let source = request.source();
+            let is_usable = |found: &RemnantRecord| {
+                let facts = &found.layer.facts;
+                (&facts.digest, facts.compressed_bytes) == (&source.digest, source.size)
+                    && is_proved(&found.transfers, source)
             };
+            let Some(remnant) = self.0.db.read(doing, get)?.filter(is_usable) else { continue };
             let (staging, path) = (self.begin_layer()?, self.0.layout.remnant(key));
             let copied = self.0.copy_remnant(&path, &staging.dir().join(LAYER_FILE), &remnant.layer.erofs);
-            if copied.is_ok_and(|sha256| sha256 == remnant.sha256) {
-                return Ok(Some((staging, remnant.layer)));
+            match copied {
+                Ok(sha256) if sha256 == remnant.sha256 => {
+                    return Ok(Some(StagedRemnant { staging, layer: remnant.layer, _hold: hold }));
+                }
+                Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => {
+                    tracing::info!(layer = %key, %error, "cannot use what is kept of a removed layer");
+                }
+                _ => {
+                    tracing::warn!(layer = %key, "what is kept of a removed layer is damaged: the layer is fetched");
+                    drop(hold);
+                    self.0.discard_remnants(&[remnant])?;
+                }
             }
-            tracing::warn!(layer = %key, "what is kept of a removed layer is damaged: the layer is fetched");
-            self.0.discard_remnants(&[remnant])?;
         }
         Ok(None)
     }
@@ -121,19 +143,25 @@ impl OpenStore {
         DiskSpace { bytes: bytes.next_multiple_of(FIRST_BLOCK), inodes: 1 } + taken(&index)
     }
 
+    /// What stays of a layer when it is removed: its remnant, or nothing.
+    pub(super) fn kept_of(&self, layer: &LayerRecord) -> DiskSpace {
+        let is_kept = self.config.keep_remnants && layer.is_mountable();
+        if is_kept { layer.remnant } else { DiskSpace::ZERO }
+    }
+
     /// The layer to keep a remnant of when it leaves the database; `None` if there is none.
     pub(super) fn removed_layer(
         &self,
         writer: &DbTransaction,
         layer: &LayerRecord,
     ) -> DbResult<Option<RemovedLayer>> {
-        if !layer.is_mountable() || layer.remnant == DiskSpace::ZERO || !self.config.keep_remnants {
+        if self.kept_of(layer) == DiskSpace::ZERO {
             return Ok(None);
         }
         let transfers: Option<Vec<BlobSource>> = writer.get(TRANSFERS, layer.key.as_str())?;
         let sending = layer.partial.iter().map(|partial| partial.blob.clone());
         let transfers = transfers.unwrap_or_default().into_iter().chain(sending).collect();
-        Ok(Some((LayerRecord { partial: None, ..layer.clone() }, transfers)))
+        Ok(Some((layer.clone(), transfers)))
     }
 
     /// Removes the file of a layer that has left the database, and keeps its remnant. While content is locked.
@@ -146,15 +174,29 @@ impl OpenStore {
         self.discard_layer_file(key)
     }
 
-    fn keep_remnant(&self, (layer, transfers): &RemovedLayer) -> Result<(), StoreError> {
-        let doing = "keep the remnant of a layer";
+    fn keep_remnant(&self, removed: &RemovedLayer) -> Result<(), StoreError> {
         let staged = self.layout.new_staging();
-        let sha256 =
-            self.copy_remnant(&self.layout.layer(&layer.key), &staged, &layer.erofs).context(doing)?;
+        let kept = self.keep_remnant_by(removed, &staged);
+        if kept.is_err() {
+            // If this fails too, it is removed when the store is opened.
+            let _ = self.disk.remove_file(&staged);
+        }
+        kept
+    }
+
+    fn keep_remnant_by(&self, (layer, transfers): &RemovedLayer, staged: &Path) -> Result<(), StoreError> {
+        let doing = "keep the remnant of a layer";
+        let file = self.layout.layer(&layer.key);
+        let free = free_space(self.layout.root()).context(doing)?;
+        if free.bytes < self.config.reserve.bytes.saturating_add(layer.remnant.bytes) {
+            return Err(io::Error::from(io::ErrorKind::StorageFull)).context(doing);
+        }
+        check_metadata(&file, layer).context(doing)?;
+        let sha256 = self.copy_remnant(&file, staged, &layer.erofs).context(doing)?;
         self.db.write(doing, |writer| {
             let numbers = writer.all::<RemnantRecord>(REMNANTS)?.into_iter().map(|remnant| remnant.number);
             let record = RemnantRecord {
-                layer: layer.clone(),
+                layer: LayerRecord { partial: None, ..layer.clone() },
                 transfers: transfers.clone(),
                 sha256,
                 number: numbers.max().unwrap_or_default() + 1,
@@ -162,7 +204,7 @@ impl OpenStore {
             Ok(writer.put(REMNANTS, layer.key.as_str(), &record)?)
         })?;
         ensure_dir(&*self.disk, &self.layout.remnants()).context(doing)?;
-        self.disk.rename(&staged, &self.layout.remnant(&layer.key)).context(doing)
+        self.disk.rename(staged, &self.layout.remnant(&layer.key)).context(doing)
     }
 
     /// Copies the parts of a layer's file that its remnant has, from a layer or a remnant. Returns their digest.
@@ -210,29 +252,35 @@ impl OpenStore {
         })
     }
 
-    /// Removes remnants. Returns the space that this frees.
+    /// The files of a remnant: with the layer's index, unless the layer is here.
+    fn remnant_files(&self, key: &LayerKey) -> Vec<PathBuf> {
+        let index = (!self.layout.layer(key).exists()).then(|| self.layout.index(key));
+        std::iter::once(self.layout.remnant(key)).chain(index).collect()
+    }
+
+    /// Space that removing a remnant frees.
+    pub(super) fn taken_by_remnant(&self, remnant: &RemnantRecord) -> DiskSpace {
+        self.remnant_files(&remnant.layer.key).iter().map(|file| taken(file)).sum()
+    }
+
+    /// Removes remnants that no pull uses. Returns the space that this frees.
     pub(super) fn discard_remnants(&self, remnants: &[RemnantRecord]) -> Result<DiskSpace, StoreError> {
         let doing = "remove remnants of layers";
         if remnants.is_empty() {
             return Ok(DiskSpace::ZERO);
         }
         let _guard = self.lock_content();
+        let is_held = |key: &LayerKey| self.references.has(&ReferencedItem::Layer(key.clone()));
+        let keys = remnants.iter().map(|remnant| &remnant.layer.key);
+        let keys: Vec<&LayerKey> = keys.filter(|key| !is_held(key)).collect();
         self.db.write(doing, |writer| {
-            for remnant in remnants {
-                writer.delete(REMNANTS, remnant.layer.key.as_str())?;
-            }
+            keys.iter().try_for_each(|key| writer.delete(REMNANTS, key.as_str()))?;
             Ok(())
         })?;
         let mut freed = DiskSpace::ZERO;
-        for RemnantRecord { layer, .. } in remnants {
-            let mut files = vec![self.layout.remnant(&layer.key)];
-            if !self.layout.layer(&layer.key).exists() {
-                files.push(self.layout.index(&layer.key));
-            }
-            for file in files {
-                freed += taken(&file);
-                self.disk.remove_file(&file).context(doing)?;
-            }
+        for file in keys.into_iter().flat_map(|key| self.remnant_files(key)) {
+            freed += taken(&file);
+            self.disk.remove_file(&file).context(doing)?;
         }
         Ok(freed)
     }
@@ -269,4 +317,20 @@ impl OpenStore {
         }
         Ok(usage)
     }
+}
+
+/// Fails if metadata of a layer's file is damaged. That of pieces whose data is missing was checked before.
+fn check_metadata(path: &Path, layer: &LayerRecord) -> io::Result<()> {
+    let file = open_to_check(path)?;
+    let damaged = || io::Error::new(io::ErrorKind::InvalidData, "its metadata is damaged");
+    let data = FIRST_BLOCK..layer.erofs.metadata_start;
+    for piece in pieces_of(&file, &layer.erofs)?.ok_or_else(damaged)? {
+        let is_inside = data.start <= piece.range.start && piece.range.end <= data.end;
+        let has_data = piece.range.start < data.end && data.start < piece.range.end;
+        let is_unknown = is_inside || (has_data && layer.partial.is_some());
+        if !is_unknown && !piece.is_in(&file)? {
+            return Err(damaged());
+        }
+    }
+    Ok(())
 }

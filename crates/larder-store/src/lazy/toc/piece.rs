@@ -67,8 +67,12 @@ impl MissingPiece {
         let start = places.iter().map(|place| place.archive.start).min()?;
         let end = places.iter().map(|place| place.archive.end).max()?;
         let first = parts.partition_point(|part| part.part.plain.end <= start);
+        let has_place = |part: &&Arc<BlobPart>| {
+            let plain = &part.part.plain;
+            places.iter().any(|place| place.archive.start < plain.end && plain.start < place.archive.end)
+        };
         let parts = parts[first..].iter().take_while(|part| part.part.plain.start < end);
-        let parts: Vec<Arc<BlobPart>> = parts.cloned().collect();
+        let parts: Vec<Arc<BlobPart>> = parts.filter(has_place).cloned().collect();
         let (first, last) = (&parts.first()?.part, &parts.last()?.part);
         let has_all = first.plain.start <= start && end <= last.plain.end;
         let blob = first.range.start..last.range.end;
@@ -79,6 +83,12 @@ impl MissingPiece {
     pub(super) fn digest(&self) -> ChunkDigest<'_> {
         let (before, behind) = &self.around;
         ChunkDigest { before, behind, sha256: &self.sha256 }
+    }
+
+    /// Bytes of memory for its bytes of the blob, and for a part and what that becomes.
+    pub(crate) fn memory(&self) -> u64 {
+        let largest = self.parts.iter().map(|part| part.part.memory()).max().unwrap_or_default();
+        (self.blob.end - self.blob.start).saturating_add(largest)
     }
 
     /// Bytes of the blob that are enough for it.
