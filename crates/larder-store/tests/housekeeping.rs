@@ -138,7 +138,7 @@ async fn a_complete_download_is_verified_after_a_reboot_and_fetched_again_only_i
         let download = store.ingest(&blob).unwrap();
         download.write_at(&left, 0).unwrap();
         drop(download);
-        let ingest = format!("ingest/sha256-{}/extents", blob.ingest_id().digest().hex());
+        let ingest = format!("ingest/sha256-{}/extents.latest", blob.ingest_id().digest().hex());
         let noted = dir.path().join("store").join(ingest);
         let mut extents: serde_json::Value = serde_json::from_slice(&fs_err::read(&noted).unwrap()).unwrap();
         extents["boot"] = "an earlier one".into();
