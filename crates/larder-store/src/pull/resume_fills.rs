@@ -13,6 +13,7 @@ use super::fill_sessions::FillSessions;
 use super::plan::PlannedLayer;
 use super::pull_workers::blocking;
 use crate::lazy::group::open_without_events;
+use crate::lazy::missing_pieces::missing_pieces;
 use crate::lazy::skeleton::{MissingData, write_skeleton};
 use crate::lazy::toc::TocFormat;
 use crate::lazy::{GroupKeeper, GroupState};
@@ -199,7 +200,12 @@ impl StorePuller {
         let (store, record) = (self.store.clone(), record.clone());
         let missing = move || -> Result<MissingData, PullError> {
             let file = open_without_events(&store.layer_path(&record.key)).context(OPEN)?;
-            let missing = store.missing_pieces(&file.into(), &record)?;
+            let file = file.into();
+            let missing = store.missing_pieces(&file, &record)?.or_else(|error| {
+                let reason = larder::error_chain(&error);
+                tracing::warn!(layer = %record.key, reason, "reads of a layer wait for its whole blob");
+                missing_pieces(&file, &record.erofs, &[])
+            });
             let missing = missing.map(|chunks| MissingData { chunks, spans: Arc::default() });
             let (digest, reason) = (record.facts.digest, |error| larder::error_chain(&error));
             missing.map_err(|error| PullError::Incomplete { digest, reason: reason(error) })

@@ -265,3 +265,59 @@ fn nothing_stays_where_nothing_is_to_be_kept() {
     assert!(freed.bytes > 0 && freed == promised, "{freed:?} of {promised:?}");
     assert_eq!(store.usage().unwrap().remnants.inodes, 1, "the directory");
 }
+
+#[test]
+fn an_incomplete_layer_without_its_index_is_filled_by_its_whole_blob() {
+    let (keeper, dir) = (Arc::<KeepHere>::default(), tempfile::tempdir().unwrap());
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let Some(node) = runtime.block_on(start(dir, Arc::clone(&keeper))) else { return };
+    let (registry, fixture) = (FaultRegistry::start(), gzip_layer("app", &many_files()));
+    let image = fixture.put(&registry);
+    runtime.block_on(pull_and_remove(&node, &image));
+    hold_background(&registry, &fixture);
+    let pulled = runtime.block_on(node.pull(&image));
+    let mounted = node.mount_at(&pulled, "app");
+    let index = node.dir.path().join("store/indexes").join(pulled.layers[0].key.as_str());
+    let dir = node.stop(runtime);
+    fs_err::write(&index, "damaged").unwrap();
+    registry.clear_faults();
+
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let node = runtime.block_on(start(dir, keeper)).unwrap();
+    assert!(fs_err::read(mounted.join("medium/200")).unwrap() == noise(30_000, 300), "the read waits for it");
+    runtime.block_on(node.complete(&image));
+    node.store().umount(&mounted).unwrap();
+    let checked = node.store().fsck(&FsckOptions { contents: true, ..FsckOptions::default() }).unwrap();
+    assert!(checked.problems.is_empty(), "{:?}", checked.problems);
+    node.stop(runtime);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_remnant_serves_the_blob_that_its_index_is_of() {
+    let Some(node) = new_node().await else { return };
+    let registry = FaultRegistry::start();
+    let (first, second) = (gzip_layer("first", &many_files()), layer("second", &many_files(), zstd_frames));
+    let (image, other) = (first.put(&registry), second.put(&registry));
+    node.pull(&image).await;
+    let pulled = node.pull(&other).await;
+    remove(&node, &pulled);
+    if let Some(left) = node.store().image(image.to_string().as_str()).unwrap() {
+        remove(&node, &left);
+    }
+    assert!(!node.is_partial(&node.pull(&other).await), "the other blob of the same layer is fetched");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn damaged_metadata_is_not_kept() {
+    let Some(node) = new_node().await else { return };
+    let (registry, fixture) = (FaultRegistry::start(), gzip_layer("app", &many_files()));
+    let image = fixture.put(&registry);
+    let pulled = node.pull(&image).await;
+    let layer = node.store().layer(&pulled.layers[0].key).unwrap().unwrap();
+    let (path, at) = (layer.path().to_owned(), layer.record().erofs.metadata_start + 500);
+    drop(layer);
+    let file = fs_err::OpenOptions::new().write(true).open(path).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(file.file(), b"?", at).unwrap();
+    remove(&node, &pulled);
+    assert!(!node.is_partial(&node.pull(&image).await), "it is fetched as a whole");
+}

@@ -59,7 +59,7 @@ impl ChunkContent {
         match self {
             ChunkContent::Compressed(data) => Some(&data.blob),
             ChunkContent::Span(data) => Some(&data.span.blob),
-            ChunkContent::Piece(piece) => Some(piece.blob()),
+            ChunkContent::Piece(piece) => piece.blob(),
             ChunkContent::Zeros | ChunkContent::InPlace => None,
         }
     }
@@ -105,7 +105,7 @@ impl ChunkReader {
             }
             ChunkContent::Piece(piece) => {
                 let data = self.pieces.read(piece, chunk.size, bytes)?;
-                let (offset, size) = (piece.blob().start, chunk.size);
+                let (offset, size) = (piece.blob().map_or(0, |blob| blob.start), chunk.size);
                 if piece.digest().is_of(&data) { Ok(data) } else { Err(ChunkError::Digest { offset, size }) }
             }
             ChunkContent::Zeros | ChunkContent::InPlace => Ok(Vec::new()),

@@ -12,6 +12,8 @@ use crate::unpack::{CompressedPart, DataPlace, DetectedCompression};
 
 /// Base-2 logarithm of the largest window, as for whole layers. Of a window, only as much is touched as comes out.
 pub(super) const MAX_WINDOW_LOG: u32 = 27;
+/// Bytes of memory for the bytes of the blob that a piece needs, and for one part of them and what it becomes.
+const MAX_MEMORY: u64 = 96 << 20;
 /// Parts whose plain bytes are kept for the next piece.
 const KEPT_PARTS: usize = 2;
 
@@ -44,8 +46,8 @@ pub(crate) struct MissingPiece {
     places: Vec<DataPlace>,
     /// What is decompressed for it, in the order of the blob.
     parts: Vec<Arc<BlobPart>>,
-    /// Bytes of the blob that have all parts.
-    blob: Range<u64>,
+    /// Bytes of the blob that have all parts; `None` if it comes with the whole blob only.
+    blob: Option<Range<u64>>,
 }
 
 /// A part of a blob, from one checkpoint to another.
@@ -57,7 +59,7 @@ pub(crate) struct BlobPart {
 
 impl MissingPiece {
     /// A piece with this digest, whose data lies between these bytes of metadata. `None` if the parts, in the order of
-    /// the blob, do not have all places.
+    /// the blob, do not have all places, or that needs too much memory.
     pub(crate) fn new(
         sha256: [u8; 32],
         around: (Box<[u8]>, Box<[u8]>),
@@ -76,7 +78,15 @@ impl MissingPiece {
         let (first, last) = (&parts.first()?.part, &parts.last()?.part);
         let has_all = first.plain.start <= start && end <= last.plain.end;
         let blob = first.range.start..last.range.end;
-        has_all.then_some(MissingPiece { sha256, around, places, parts, blob })
+        let largest = parts.iter().map(|part| part.part.memory()).max().unwrap_or_default();
+        let is_small = (blob.end - blob.start).saturating_add(largest) <= MAX_MEMORY;
+        let blob = Some(blob);
+        (has_all && is_small).then_some(MissingPiece { sha256, around, places, parts, blob })
+    }
+
+    /// A piece that comes with the whole blob only.
+    pub(crate) fn of_whole_blob(sha256: [u8; 32], around: (Box<[u8]>, Box<[u8]>)) -> MissingPiece {
+        MissingPiece { sha256, around, places: Vec::new(), parts: Vec::new(), blob: None }
     }
 
     /// Digest of the piece.
@@ -85,15 +95,9 @@ impl MissingPiece {
         ChunkDigest { before, behind, sha256: &self.sha256 }
     }
 
-    /// Bytes of memory for its bytes of the blob, and for a part and what that becomes.
-    pub(crate) fn memory(&self) -> u64 {
-        let largest = self.parts.iter().map(|part| part.part.memory()).max().unwrap_or_default();
-        (self.blob.end - self.blob.start).saturating_add(largest)
-    }
-
     /// Bytes of the blob that are enough for it.
-    pub(crate) fn blob(&self) -> &Range<u64> {
-        &self.blob
+    pub(crate) fn blob(&self) -> Option<&Range<u64>> {
+        self.blob.as_ref()
     }
 }
 
@@ -112,10 +116,11 @@ impl PieceReader {
         size: u64,
         bytes: &[u8],
     ) -> Result<Vec<u8>, ChunkError> {
-        let failed = |cause| ChunkError::Decompress { offset: piece.blob.start, size, cause };
+        let start = piece.blob.as_ref().map_or(0, |blob| blob.start);
+        let failed = |cause| ChunkError::Decompress { offset: start, size, cause };
         let mut data = vec![0; at(size)];
         for part in &piece.parts {
-            let plain = self.part(part, piece.blob.start, bytes).map_err(failed)?;
+            let plain = self.part(part, start, bytes).map_err(failed)?;
             let of_part = &part.part.plain;
             for place in &piece.places {
                 let archive = place.archive.start.max(of_part.start)..place.archive.end.min(of_part.end);
