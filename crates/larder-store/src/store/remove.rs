@@ -236,7 +236,10 @@ impl FreedContent {
         {
             let removed = store.removed_layer(writer, &layer)?;
             let kept = removed.as_ref().map_or(DiskSpace::ZERO, |(layer, _)| layer.remnant);
-            self.usage += kept.shortfall_to(layer.usage);
+            let path = store.layout.layer(key);
+            // Its record has what it is going to take.
+            let here = layer.partial.as_ref().and_then(|_| store.measure_layer(&path, key).ok());
+            self.usage += kept.shortfall_to(here.unwrap_or(layer.usage));
             self.remnants.extend(removed);
         }
         writer.delete(LAYERS, key.as_str())?;
