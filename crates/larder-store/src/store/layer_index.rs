@@ -159,7 +159,12 @@ impl Store {
 impl OpenStore {
     /// Disk usage of a layer's file at this path, and of the layer's index.
     pub(super) fn measure_layer(&self, path: &Path, key: &LayerKey) -> Result<DiskSpace, StoreError> {
-        Ok(measure(path).context("measure a layer")? + taken(&self.layout.index(key)))
+        Ok(measure(path).context("measure a layer")? + self.index_space(key))
+    }
+
+    /// Disk usage of a layer's index.
+    pub(super) fn index_space(&self, key: &LayerKey) -> DiskSpace {
+        taken(&self.layout.index(key))
     }
 
     /// Indexes of layers that are not here, and files that are none.

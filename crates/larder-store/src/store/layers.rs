@@ -27,7 +27,6 @@ use super::records::{LayerKey, LayerMetadata, LayerRecord, PartialSource};
 use super::references::{ItemReference, ReferencedItem};
 use super::resumable_list::{LayerRecordFile, ResumableLayers, UncommittedLayer};
 use super::sync_descriptor::{SyncDescriptor, has_failed};
-use super::usage::taken;
 use crate::disk::{DiskSpace, FileOpenMode};
 use crate::erofs::ErofsFile;
 use crate::unpack::{LayerReader, open_layer, read_implied};
@@ -377,7 +376,7 @@ impl OpenStore {
         record.usage = self.measure_layer(path, &record.key)?;
         record.remnant = self.remnant_space(&record);
         if record.partial.is_some() {
-            let index = taken(&self.layout.index(&record.key));
+            let index = self.index_space(&record.key);
             record.usage.bytes = record.usage.bytes.max(record.erofs.bytes.saturating_add(index.bytes));
         }
         write(&record)?;

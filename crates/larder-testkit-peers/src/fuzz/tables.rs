@@ -4,7 +4,6 @@
 //! file. No input takes much memory.
 
 use std::ops::Range;
-
 use std::path::Path;
 use std::sync::LazyLock;
 
