@@ -12,6 +12,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use larder::backend::{
@@ -347,14 +348,19 @@ impl StorePublisher {
                 store.layer_snapshots()?.into_iter().map(|(_, chain)| chain).collect();
             let mut images = Vec::with_capacity(ids.len());
             for id in &ids {
-                images.extend(store.image(id.clone())?.map(|record| published(store, record)).transpose()?);
+                match store.image(id.clone())?.map(|record| published(store, record)).transpose() {
+                    Ok(image) => images.extend(image),
+                    // Its publication fails in the same way, and says so; the others are there all the same.
+                    Err(error) => tracing::debug!(image = %id, %error, "cannot read a published image"),
+                }
             }
             images.retain(|image| image.chains.last().is_none_or(|top| present.contains(top.as_str())));
             Ok(images)
         });
         let images: Vec<PublishedImage> = images.await?;
         for (image, names) in self.publisher.published_names(&images).await? {
-            let _lock = self.lock(image.id.as_str()).await;
+            // The caller that has the lock notes the image itself.
+            let Some(_lock) = self.lock(image.id.as_str()).now_or_never() else { continue };
             if names.all.contains(image.id.as_str()) {
                 self.published.lock().entry(image.id.to_string()).or_insert(names);
             }

@@ -63,7 +63,7 @@ impl TestDaemon {
         let router = Router::new(&node, plain, service(control));
         serving.spawn(async move {
             match process {
-                ServingProcess::Daemon(_) => shared.serve(listener, None::<()>, router, stopped).await,
+                ServingProcess::Daemon(_) => shared.serve(listener, Some(()), router, stopped).await,
                 ServingProcess::Command => shared.serve_joined(listener, router, stopped, || ()).await,
             }
         });
