@@ -174,7 +174,7 @@ impl SettingCodec for SelectorsCodec {
     }
 }
 
-/// What is known of an image before it is pulled.
+/// Name or digest of an image, which are known before it is pulled.
 fn selector(at: &NodeCursor<'_>) -> Result<Selector, Vec<InputProblem>> {
     let mut item = ListItemReader::of(at, &SELECTOR)?;
     let name = item.read_field::<StringCodec>("name").map(Selector::Name);

@@ -364,9 +364,9 @@ impl ImagePublisher {
 
 /// The names of an image that are in containerd.
 struct PutNames {
-    /// Those that stand for the image.
+    /// Names that stand for the image.
     given: Vec<String>,
-    /// Those that stand for another image, and were left alone.
+    /// Names that stand for another image, and were left alone.
     left: BTreeSet<String>,
 }
 

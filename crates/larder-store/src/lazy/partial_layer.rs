@@ -192,7 +192,7 @@ impl PartialLayer {
         PartialLayer { has_inline_tails, ..self }
     }
 
-    /// Whether it can be filled from a blob: the spans of one are verified by its compressed bytes.
+    /// Whether the layer can be filled from a blob: spans are verified by the compressed bytes of their own.
     pub(crate) fn takes_blob(&self, is_same: bool) -> bool {
         is_same || self.spans.is_empty()
     }

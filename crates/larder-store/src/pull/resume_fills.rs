@@ -173,7 +173,7 @@ impl StorePuller {
         blocking(resume).await?
     }
 
-    /// What is missing of a layer by its table of contents.
+    /// Finds the missing data of a layer by its table of contents.
     async fn missing_by_table(
         &self,
         table: TableFetch<'_>,
@@ -195,7 +195,7 @@ impl StorePuller {
         blocking(missing).await?
     }
 
-    /// What is missing of a layer by its own index.
+    /// Finds the missing data of a layer by its own index.
     async fn missing_by_index(&self, record: &LayerRecord) -> Result<MissingData, PullError> {
         let (store, record) = (self.store.clone(), record.clone());
         let missing = move || -> Result<MissingData, PullError> {

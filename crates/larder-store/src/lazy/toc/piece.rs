@@ -20,7 +20,7 @@ const KEPT_PARTS: usize = 2;
 /// Digest of a chunk, or of more than that.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ChunkDigest<'a> {
-    /// What it has before the chunk, and behind it.
+    /// Bytes that it has before the chunk, and behind it.
     pub(crate) before: &'a [u8],
     pub(crate) behind: &'a [u8],
     pub(crate) sha256: &'a [u8; 32],
@@ -44,7 +44,7 @@ pub(crate) struct MissingPiece {
     around: (Box<[u8]>, Box<[u8]>),
     /// Its data in the archive; a later place counts. Offsets are those in the data.
     places: Vec<DataPlace>,
-    /// What is decompressed for it, in the order of the blob.
+    /// Parts that are decompressed for it, in the order of the blob.
     parts: Vec<Arc<BlobPart>>,
     /// Bytes of the blob that have all parts; `None` if it comes with the whole blob only.
     blob: Option<Range<u64>>,
