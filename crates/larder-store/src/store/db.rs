@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use larder::hint::Hint;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rusqlite::{Connection, ErrorCode, ffi};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -61,6 +61,8 @@ const LOG_RESERVE: u64 = 1 << 20;
 
 /// Connections for reading that are kept open for the next read.
 const IDLE_READERS: usize = 2;
+/// Reads at a time. SQLite keeps the descriptor of a connection that was closed until the last connection is.
+const MAX_READERS: usize = 16;
 
 /// Why a database operation failed.
 #[derive(Debug, thiserror::Error)]
@@ -174,12 +176,30 @@ impl From<StoreError> for TransactionAbort {
     }
 }
 
+/// Connections for reading.
+#[derive(Debug, Default)]
+struct Readers {
+    idle: Vec<Connection>,
+    /// Number of those that are not.
+    busy: usize,
+}
+
+/// A read that is under way.
+struct ReadSlot<'a>(&'a Db);
+
+impl Drop for ReadSlot<'_> {
+    fn drop(&mut self) {
+        self.0.readers().busy -= 1;
+        self.0.read_ended.notify_one();
+    }
+}
+
 /// An open database.
 #[derive(Debug)]
 pub(crate) struct Db {
     writer: Mutex<Connection>,
-    /// Idle ones.
-    readers: Mutex<Vec<Connection>>,
+    readers: Mutex<Readers>,
+    read_ended: Condvar,
     disk: Arc<dyn Disk>,
     path: PathBuf,
     cache_bytes: usize,
@@ -218,6 +238,7 @@ impl Db {
         let db = Db {
             writer: Mutex::new(connection::connect(path, cache_bytes)?),
             readers: Mutex::default(),
+            read_ended: Condvar::new(),
             disk: disk.clone(),
             path: path.to_owned(),
             cache_bytes,
@@ -272,8 +293,16 @@ impl Db {
         self.writer.lock()
     }
 
-    fn readers(&self) -> MutexGuard<'_, Vec<Connection>> {
+    fn readers(&self) -> MutexGuard<'_, Readers> {
         self.readers.lock()
+    }
+
+    /// Waits until less than [`MAX_READERS`] read. With the slot comes a connection that is idle.
+    fn begin_read(&self) -> (ReadSlot<'_>, Option<Connection>) {
+        let mut readers = self.readers();
+        self.read_ended.wait_while(&mut readers, |readers| readers.busy == MAX_READERS);
+        readers.busy += 1;
+        (ReadSlot(self), readers.idle.pop())
     }
 
     /// Runs `run` on the state of this moment. It must not call the database again.
@@ -283,14 +312,14 @@ impl Db {
         run: impl FnOnce(&DbReadTransaction) -> DbResult<T>,
     ) -> Result<T, StoreError> {
         let read = || {
-            let idle = self.readers().pop();
+            let (_slot, idle) = self.begin_read();
             let connection = idle.map_or_else(|| connection::connect(&self.path, self.cache_bytes), Ok)?;
             let snapshot = DbReadTransaction::begin(&connection)?;
             let value = run(&snapshot)?;
             drop(snapshot);
             let mut readers = self.readers();
-            if readers.len() < IDLE_READERS {
-                readers.push(connection);
+            if readers.idle.len() < IDLE_READERS {
+                readers.idle.push(connection);
             }
             Ok(value)
         };
@@ -352,7 +381,7 @@ impl Drop for Db {
     fn drop(&mut self) {
         if self.has_failed_transaction.load(Ordering::Relaxed) {
             // Nothing reads any more.
-            self.readers().clear();
+            self.readers().idle.clear();
             self.empty_log(&self.writer());
         }
     }
@@ -528,6 +557,38 @@ mod tests {
         .unwrap();
         assert_eq!(db.read("test", |reader| reader.endings(USES, "a/")).unwrap(), ["1", "2"]);
         assert!(!db.read("test", |reader| reader.any(USES, "c")).unwrap());
+    }
+
+    #[test]
+    fn reads_at_once_leave_few_descriptors() {
+        let dir = tempfile::tempdir().unwrap();
+        let db = open(dir.path());
+        let is_of_database = |descriptor: io::Result<fs_err::DirEntry>| {
+            fs_err::read_link(descriptor.unwrap().path()).is_ok_and(|file| file == db.path)
+        };
+        let (begun, gate) = (std::sync::atomic::AtomicUsize::new(0), std::sync::RwLock::new(()));
+        let closed = gate.write().unwrap();
+        std::thread::scope(|threads| {
+            for _ in 0..3 * MAX_READERS {
+                threads.spawn(|| {
+                    let read = |_: &DbReadTransaction| {
+                        begun.fetch_add(1, Ordering::SeqCst);
+                        drop(gate.read());
+                        Ok(())
+                    };
+                    db.read("test", read).unwrap();
+                });
+            }
+            while begun.load(Ordering::SeqCst) < MAX_READERS {
+                std::thread::yield_now();
+            }
+            drop(closed);
+        });
+        assert_eq!(begun.into_inner(), 3 * MAX_READERS);
+        let descriptors = fs_err::read_dir("/proc/self/fd")
+            .unwrap()
+            .filter_map(|found| is_of_database(found).then_some(()));
+        assert_eq!(descriptors.count(), MAX_READERS + 1);
     }
 
     #[test]
