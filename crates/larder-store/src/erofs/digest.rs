@@ -4,9 +4,6 @@
 //! while the file is written, and the few that are changed at its end once more. A digest of the whole file in one pass
 //! could only begin when the first block is known, which is last.
 //!
-//! In a layer that is one file of an artifact, that file is a piece of its own, behind the first block: its digest is
-//! the blob's, which was computed anyway.
-//!
 //! The digests of the pieces follow the bytes that they cover, so that one piece can be checked without the others.
 
 use std::collections::BTreeSet;
@@ -26,8 +23,8 @@ use crate::lazy::group::open_to_check;
 
 const PIECE: u64 = 1 << 20;
 /// Bytes of a digest.
-const DIGEST: usize = 32;
-/// Bytes of the first block, which the writer writes last. The blob follows it in a layer that has one.
+const DIGEST: u64 = 32;
+/// Bytes of the first block, which the writer writes last. In a layer of one blob, that follows it.
 pub(crate) const FIRST_BLOCK: u64 = 4096;
 /// Bytes that are read and hashed at once: they fit into a core's cache.
 const BUFFER: usize = 128 << 10;
@@ -39,8 +36,6 @@ pub struct ErofsFile {
     pub bytes: u64,
     /// Of these, bytes at the end that list the directories that the archive only implies.
     pub implied_bytes: u64,
-    /// Length of the blob that the layer has as its only file; 0 if it is made of an archive.
-    pub blob_bytes: u64,
     /// Where metadata begins: all from there on is metadata, and so is the first block.
     pub metadata_start: u64,
     /// Whether short ends of files are in the metadata.
@@ -49,26 +44,9 @@ pub struct ErofsFile {
     pub sha256_of_pieces: String,
 }
 
-/// How a file is divided into pieces.
-#[derive(Debug, Clone, Copy)]
-struct PieceLayout {
-    bytes: u64,
-    blob_bytes: u64,
-}
-
-impl PieceLayout {
-    /// The first block and the blob, or nothing; pieces of one MiB follow.
-    fn first(self) -> impl Iterator<Item = Range<u64>> {
-        let end = FIRST_BLOCK + self.blob_bytes;
-        [0..FIRST_BLOCK, FIRST_BLOCK..end].into_iter().take(if self.blob_bytes > 0 { 2 } else { 0 })
-    }
-
-    fn pieces(self) -> impl Iterator<Item = Range<u64>> {
-        let start = self.first().last().map_or(0, |blob| blob.end);
-        let count = self.bytes.saturating_sub(start).div_ceil(PIECE);
-        let rest = (0..count).map(move |number| start + number * PIECE);
-        self.first().chain(rest.map(move |start| start..self.bytes.min(start + PIECE)))
-    }
+/// The pieces of a file of so many bytes.
+fn pieces(bytes: u64) -> impl Iterator<Item = Range<u64>> {
+    (0..bytes.div_ceil(PIECE)).map(move |number| number * PIECE..bytes.min((number + 1) * PIECE))
 }
 
 impl ErofsFile {
@@ -77,33 +55,27 @@ impl ErofsFile {
         ErofsFile {
             bytes: 0,
             implied_bytes: 0,
-            blob_bytes: 0,
             metadata_start: 0,
             has_inline_tails: false,
             sha256_of_pieces: String::new(),
         }
     }
 
-    /// Size and digest of the file at `path`, which has no blob.
+    /// Size and digest of the file at `path`.
     pub fn of(path: &Path) -> io::Result<ErofsFile> {
         let file = fs_err::File::open(path)?.into_parts().0;
-        let layout = PieceLayout { bytes: file.metadata()?.len(), blob_bytes: 0 };
-        Ok(ErofsFile::new(layout, &hash_pieces(&file, layout)?))
+        let bytes = file.metadata()?.len();
+        Ok(ErofsFile::new(bytes, &hash_pieces(&file, bytes)?))
     }
 
-    fn new(layout: PieceLayout, pieces: &[[u8; 32]]) -> ErofsFile {
-        let PieceLayout { bytes, blob_bytes } = layout;
-        ErofsFile { bytes, blob_bytes, sha256_of_pieces: root_of(pieces), ..ErofsFile::unknown() }
-    }
-
-    fn layout(&self) -> PieceLayout {
-        PieceLayout { bytes: self.bytes, blob_bytes: self.blob_bytes }
+    fn new(bytes: u64, digests: &[[u8; 32]]) -> ErofsFile {
+        ErofsFile { bytes, sha256_of_pieces: root_of(digests), ..ErofsFile::unknown() }
     }
 
     /// Offset behind the digests of the pieces, which are at [`bytes`](ErofsFile::bytes) if they are known.
     pub(crate) fn end_of_digests(&self) -> u64 {
         let is_known = !self.sha256_of_pieces.is_empty();
-        self.bytes + if is_known { (self.layout().pieces().count() * DIGEST) as u64 } else { 0 }
+        self.bytes + if is_known { self.bytes.div_ceil(PIECE) * DIGEST } else { 0 }
     }
 }
 
@@ -146,52 +118,32 @@ pub(crate) struct DamagedPiece {
 ///
 /// Reads the digests only, unless these are damaged.
 pub(crate) fn pieces_of(file: &File, expected: &ErofsFile) -> io::Result<Option<Vec<FilePiece>>> {
-    let layout = expected.layout();
-    let mut list = vec![0; layout.pieces().count() * DIGEST];
+    let mut list = vec![0; usize::try_from(expected.end_of_digests() - expected.bytes).unwrap_or(usize::MAX)];
     let digests: Vec<[u8; 32]> = match file.read_exact_at(&mut list, expected.bytes) {
         Ok(()) => list.as_chunks().0.to_vec(),
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Vec::new(),
         Err(error) => return Err(error),
     };
     let is_right = |digests: &[[u8; 32]]| root_of(digests) == expected.sha256_of_pieces;
-    let digests = if is_right(&digests) { digests } else { hash_pieces(file, layout)? };
-    let pieces = layout.pieces().zip(&digests).map(|(range, sha256)| FilePiece { range, sha256: *sha256 });
+    let digests = if is_right(&digests) { digests } else { hash_pieces(file, expected.bytes)? };
+    let pieces =
+        pieces(expected.bytes).zip(&digests).map(|(range, sha256)| FilePiece { range, sha256: *sha256 });
     Ok(is_right(&digests).then(|| pieces.collect()))
 }
 
 /// Digests of the pieces of a file that grows at its end.
+#[derive(Default)]
 pub(crate) struct PieceHasher {
     done: Vec<[u8; 32]>,
     current: Sha256,
-    /// Bytes taken, and the end of the piece in `current`.
+    /// Bytes taken.
     position: u64,
-    piece_end: u64,
-    /// Bytes of the blob, or 0, and its digest.
-    blob: (u64, [u8; 32]),
-    changed: BTreeSet<usize>,
+    changed: BTreeSet<u64>,
     /// Bytes were left out: the digest is not known.
     skipped: bool,
 }
 
 impl PieceHasher {
-    /// A hasher for a file with a blob of so many bytes and this digest, or without one. The blob's own bytes are not
-    /// hashed.
-    pub(crate) fn new(blob: Option<(u64, &Digest)>) -> PieceHasher {
-        // A blob with another digest than SHA-256 is hashed like the rest.
-        let blob = blob.filter(|(bytes, digest)| *bytes > 0 && digest.algorithm() == "sha256");
-        let blob = blob.map(|(bytes, digest)| (bytes, bytes_of(digest))).unwrap_or_default();
-        let piece_end = if blob.0 > 0 { FIRST_BLOCK } else { PIECE };
-        PieceHasher {
-            done: Vec::new(),
-            current: Sha256::new(),
-            position: 0,
-            piece_end,
-            blob,
-            changed: BTreeSet::new(),
-            skipped: false,
-        }
-    }
-
     /// Leaves out bytes that are not known yet. The digest of the file is unknown then, too: empty.
     pub(crate) fn skip(&mut self, count: u64) {
         self.skipped = true;
@@ -205,14 +157,12 @@ impl PieceHasher {
             return;
         }
         while !bytes.is_empty() {
-            let left = usize::try_from(self.piece_end - self.position).unwrap_or(usize::MAX);
+            let left = usize::try_from(PIECE - self.position % PIECE).unwrap_or(usize::MAX);
             let (now, rest) = bytes.split_at(bytes.len().min(left));
-            if !self.is_at_blob() {
-                self.current.update(now);
-            }
+            self.current.update(now);
             self.position += now.len() as u64;
             bytes = rest;
-            if self.position == self.piece_end {
+            if self.position.is_multiple_of(PIECE) {
                 self.end_piece();
             }
         }
@@ -223,43 +173,34 @@ impl PieceHasher {
         self.position
     }
 
-    fn is_at_blob(&self) -> bool {
-        self.blob.0 > 0 && self.done.len() == 1
-    }
-
     fn end_piece(&mut self) {
-        let hashed = std::mem::take(&mut self.current).finalize().into();
-        self.done.push(if self.is_at_blob() { self.blob.1 } else { hashed });
-        self.piece_end = self.position + if self.is_at_blob() { self.blob.0 } else { PIECE };
+        self.done.push(self.current.finalize_reset().into());
     }
 
-    /// Notes that bytes of the file were replaced, which are not the blob's.
+    /// Notes that bytes of the file were replaced.
     pub(crate) fn replace(&mut self, offset: u64, length: usize) {
         if self.skipped {
             return;
         }
-        let layout = PieceLayout { bytes: self.position, blob_bytes: self.blob.0 };
-        let end = offset + length as u64;
-        let changed = layout.pieces().enumerate().skip_while(|(_, piece)| piece.end <= offset);
-        self.changed.extend(changed.take_while(|(_, piece)| piece.start < end).map(|(number, _)| number));
+        self.changed.extend(offset / PIECE..(offset + length as u64).div_ceil(PIECE));
     }
 
     /// Hashes the replaced pieces again, as they are in the file, and writes the digests of all behind them.
     pub(crate) fn finish(mut self, file: &File) -> io::Result<ErofsFile> {
-        let layout = PieceLayout { bytes: self.position, blob_bytes: self.blob.0 };
+        let bytes = self.position;
         if self.skipped {
-            return Ok(ErofsFile { bytes: self.position, ..ErofsFile::unknown() });
+            return Ok(ErofsFile { bytes, ..ErofsFile::unknown() });
         }
-        if layout.pieces().count() > self.done.len() {
+        if !bytes.is_multiple_of(PIECE) {
             self.end_piece();
         }
-        for (number, piece) in layout.pieces().enumerate() {
+        for ((number, piece), digest) in (0..).zip(pieces(bytes)).zip(&mut self.done) {
             if self.changed.contains(&number) {
-                self.done[number] = hash_piece(file, piece)?;
+                *digest = hash_piece(file, piece)?;
             }
         }
-        file.write_all_at(self.done.as_flattened(), layout.bytes)?;
-        Ok(ErofsFile::new(layout, &self.done))
+        file.write_all_at(self.done.as_flattened(), bytes)?;
+        Ok(ErofsFile::new(bytes, &self.done))
     }
 }
 
@@ -309,7 +250,7 @@ pub(crate) fn check_erofs_file(
         fadvise(&file, 0, None, Advice::DontNeed)?;
     }
     fadvise(&file, 0, None, Advice::Sequential)?;
-    let found = match hash_pieces(&file, expected.layout()) {
+    let found = match hash_pieces(&file, expected.bytes) {
         Ok(pieces) => root_of(&pieces),
         Err(error) => return Ok(Some(format!("unreadable: {error}"))),
     };
@@ -321,8 +262,8 @@ pub(crate) fn size_differs(bytes: u64, expected: u64) -> String {
     format!("size differs: {bytes} bytes, expected {expected}")
 }
 
-fn hash_pieces(file: &File, layout: PieceLayout) -> io::Result<Vec<[u8; 32]>> {
-    layout.pieces().map(|piece| hash_piece(file, piece)).collect()
+fn hash_pieces(file: &File, bytes: u64) -> io::Result<Vec<[u8; 32]>> {
+    pieces(bytes).map(|piece| hash_piece(file, piece)).collect()
 }
 
 /// The digest of these bytes of a file.
@@ -374,7 +315,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("layer");
         let content = content();
-        let mut hasher = PieceHasher::new(None);
+        let mut hasher = PieceHasher::default();
         hasher.update(&content);
         fs_err::write(&path, &content).unwrap();
         let erofs = finish(hasher, &path);
@@ -409,7 +350,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("layer");
         let mut content = content();
-        let mut hasher = PieceHasher::new(None);
+        let mut hasher = PieceHasher::default();
         content.chunks(70_001).for_each(|bytes| hasher.update(bytes));
         content[..9].copy_from_slice(b"beginning");
         content[MIB - 2..MIB + 2].copy_from_slice(b"edge");
@@ -424,34 +365,6 @@ mod tests {
         for check in [LayerCheck::Size, LayerCheck::Content, LayerCheck::Disk] {
             assert_eq!(check_erofs_file(&path, &file, check).unwrap(), None);
         }
-    }
-
-    #[test]
-    fn a_blob_is_a_piece_whose_digest_is_known() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("layer");
-        for blob_bytes in [1, 4096, MIB + 7, 2 * MIB] {
-            let mut content = content();
-            let start = usize::try_from(FIRST_BLOCK).unwrap();
-            let blob = Digest::sha256(&content[start..start + blob_bytes]);
-            let mut hasher = PieceHasher::new(Some((blob_bytes as u64, &blob)));
-            content.chunks(70_001).for_each(|bytes| hasher.update(bytes));
-            content[..9].copy_from_slice(b"beginning");
-            hasher.replace(0, start);
-            fs_err::write(&path, &content).unwrap();
-            let file = finish(hasher, &path);
-            assert_eq!((file.bytes, file.blob_bytes), (content.len() as u64, blob_bytes as u64));
-            let whole = check_erofs_file(&path, &file, LayerCheck::Content).unwrap();
-            assert_eq!(whole, None, "{blob_bytes}");
-            for at in [0, start, start + blob_bytes, content.len() - 1] {
-                let mut wrong = content.clone();
-                wrong[at] ^= 1;
-                fs_err::write(&path, &wrong).unwrap();
-                assert!(check_erofs_file(&path, &file, LayerCheck::Content).unwrap().is_some(), "byte {at}");
-            }
-        }
-        let other = Digest::parse(&format!("sha512:{}", "ab".repeat(64))).unwrap();
-        assert_eq!(PieceHasher::new(Some((7, &other))).blob.0, 0, "it is hashed");
     }
 
     #[test]

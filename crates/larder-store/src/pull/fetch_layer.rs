@@ -269,15 +269,16 @@ impl LayerFetch {
             if error.is_wrong_bytes() { RetryAdvice::After(Duration::ZERO) } else { RetryAdvice::GiveUp }
         };
         let policy = RetryPolicy::fixed(WRONG_BYTES_ATTEMPTS, Duration::ZERO);
-        if !self.planned.files.is_empty() {
+        let becomes_layer = !self.planned.files.is_empty() && self.into.is_none();
+        if becomes_layer {
             let ingest = ingest.clone();
             self.worker.blocking(move || ingest.begin_layer()).await??;
         }
         let staged = retry(&policy, &(), advice, attempt).await?;
-        if self.planned.files.is_empty() {
-            ingest.close();
-        } else {
+        if becomes_layer {
             self.worker.blocking(move || ingest.end_layer()).await??;
+        } else {
+            ingest.close();
         }
         Ok(staged)
     }
@@ -403,12 +404,10 @@ fn unpack_into_staging(
     };
     let unpacked = match (&planned.files[..], &bytes) {
         ([], _) => unpack_layer(blob_bytes, &expected, &path, &options),
-        (files, LayerBytes::Ingest(ingest)) => {
+        (files, LayerBytes::Ingest(ingest)) if options.into.is_none() => {
             unpack_file(blob_bytes, &expected, files, &FilePlace::Around(&ingest.path()), &options)
         }
-        (files, LayerBytes::Import(_)) => {
-            unpack_file(blob_bytes, &expected, files, &FilePlace::New(&path), &options)
-        }
+        (files, _) => unpack_file(blob_bytes, &expected, files, &FilePlace::New(&path), &options),
     };
     let (unpacked, file) = unpacked.map_err(|cause| PullError::Unpack { digest: digest.clone(), cause })?;
     Ok(StagedLayer { staging, unpacked, file, bytes, blob, partial: None, table: None })

@@ -80,7 +80,8 @@ impl LayerFetch {
         session: &RepositorySession,
         soci: &SociIndex,
     ) -> Result<Option<StagedLayer>, PullError> {
-        if self.into.is_some() || !self.puller.is_lazy(&self.planned) {
+        let is_archive = self.planned.files.is_empty();
+        if self.into.is_some() || !is_archive || !self.puller.is_lazy(&self.planned) {
             return Ok(None);
         }
         let layer = match TocFormat::of(&self.planned.descriptor) {
@@ -233,10 +234,10 @@ pub(super) struct PlacedPartial {
 }
 
 impl StorePuller {
-    /// Whether a layer is pulled lazily, if it has a table of contents.
+    /// Whether a layer is pulled lazily, if it has a table of contents or is what is kept of a removed layer.
     pub(super) fn is_lazy(&self, planned: &PlannedLayer) -> bool {
-        let is_possible = self.store.0.partials.reads().is_some() && planned.files.is_empty();
-        is_possible && self.lazy_minimum.is_some_and(|minimum| planned.descriptor.size >= minimum)
+        self.store.0.partials.reads().is_some()
+            && self.lazy_minimum.is_some_and(|minimum| planned.descriptor.size >= minimum)
     }
 
     /// Guards the reads of a layer, and prepares its fill: it begins once an image has the layer. The file must have

@@ -1,9 +1,11 @@
 //! Goes on to fill the layers of an earlier process, whose containers may be running.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use larder::reference::Reference;
+use larder_registry::manifest::ArtifactFile;
 use tokio::time::Instant;
 
 use super::StorePuller;
@@ -24,7 +26,7 @@ use crate::store::{
     ImageRecord, LAYER_FILE, LayerHandle, LayerKey, LayerRecord, PartialSource, SnapshotRecord, Store,
     StoreError,
 };
-use crate::unpack::UnpackOptions;
+use crate::unpack::{LayerReader, UnpackOptions, blob_files};
 
 /// Time between two attempts to read the table of contents of a layer of an earlier process.
 const RETRY: Duration = Duration::from_secs(5);
@@ -130,14 +132,16 @@ impl StorePuller {
         let PartialSource { blob, chain_id, .. } = partial;
         let format = TocFormat::of(&descriptor);
         let diff_id = record.facts.diff_id.clone();
-        let planned = PlannedLayer { descriptor, diff_id, chain_id, files: Vec::new() };
-        let (store, format_of_table) = (self.store.clone(), format.clone());
+        let (store, key, format_of_table) = (self.store.clone(), record.key.clone(), format.clone());
         let ingests = move || {
+            // A layer with a table of contents is made of an archive, whose record comes with the data.
+            let files = if format_of_table.is_none() { store.blob_files_of(&key)? } else { Vec::new() };
             let table = format_of_table.and_then(|format| blob.table(&format));
             let table = table.map(|table| store.ingest(&table)).transpose()?;
-            Ok::<_, StoreError>((store.ingest(&blob)?, table))
+            Ok::<_, StoreError>((store.ingest(&blob)?, table, files))
         };
-        let (ingest, table_ingest) = blocking(ingests).await??;
+        let (ingest, table_ingest, files) = blocking(ingests).await??;
+        let planned = PlannedLayer { descriptor, diff_id, chain_id, files };
         let missing = match &format {
             Some(format) => {
                 let table = TableFetch {
@@ -215,6 +219,13 @@ impl StorePuller {
 }
 
 impl Store {
+    /// The names of the blob that a layer is made of; none if it is made of an archive, whose record it must have.
+    pub(super) fn blob_files_of(&self, key: &LayerKey) -> Result<Vec<ArtifactFile>, StoreError> {
+        let file = open_without_events(&self.layer_path(key)).context(OPEN)?;
+        let layer = LayerReader::open(file.into()).map_err(io::Error::from).context(OPEN)?;
+        blob_files(&layer).context(OPEN)
+    }
+
     /// The layers below one, the lowest first: in an image, or in a snapshot or mount that has outlived it.
     pub(super) fn layers_below(&self, key: &LayerKey) -> Result<Vec<LayerKey>, StoreError> {
         let stack = self.stack_with(key)?.unwrap_or_default();

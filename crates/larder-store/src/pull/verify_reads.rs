@@ -285,6 +285,8 @@ impl Store {
         for image in self.images()? {
             let Some(at) = image.layers.iter().position(|layer| layer.key == record.key) else { continue };
             let ImageLayer { diff_id, digest, size, media_type, .. } = &image.layers[at];
+            let is_artifact = !image.artifact_type.is_empty();
+            let files = if is_artifact { self.blob_files_of(&record.key)? } else { Vec::new() };
             let lowers: Vec<LayerKey> = image.layers[..at].iter().map(|layer| layer.key.clone()).collect();
             let mut chain = None;
             for layer in &image.layers[..=at] {
@@ -294,7 +296,7 @@ impl Store {
                 let (Ok(name), Some(chain_id)) = (Reference::parse(name), chain.clone()) else { continue };
                 let descriptor = Descriptor::new(media_type.clone(), digest.clone(), *size);
                 let planned =
-                    PlannedLayer { descriptor, diff_id: diff_id.clone(), chain_id, files: Vec::new() };
+                    PlannedLayer { descriptor, diff_id: diff_id.clone(), chain_id, files: files.clone() };
                 sources.push(RepairSource { name, planned, lowers: lowers.clone() });
             }
         }

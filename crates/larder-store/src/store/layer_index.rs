@@ -125,7 +125,7 @@ impl Store {
     /// blob, and is not kept.
     pub(crate) fn put_index(&self, key: &LayerKey, index: &LayerIndex) -> Result<(), StoreError> {
         let doing = "write the index of a layer";
-        if index.checkpoints.len() < 2 || index.head.erofs.blob_bytes > 0 {
+        if index.checkpoints.len() < 2 {
             return Ok(());
         }
         let bytes = index.encode().context(doing)?;

@@ -60,9 +60,9 @@ pub(crate) struct RemnantRecord {
 }
 
 impl ErofsFile {
-    /// Bytes of the file without its data; `None` if they are too many, or it is not made of an archive.
+    /// Bytes of the file without its data; `None` if they are too many.
     fn remnant_bytes(&self) -> Option<u64> {
-        let is_known = self.metadata_start > 0 && !self.sha256_of_pieces.is_empty() && self.blob_bytes == 0;
+        let is_known = self.metadata_start > 0 && !self.sha256_of_pieces.is_empty();
         let bytes = FIRST_BLOCK + self.end_of_digests().checked_sub(self.metadata_start)?;
         (is_known && bytes < MAX_BYTES.min(self.bytes / PART_OF_LAYER)).then_some(bytes)
     }

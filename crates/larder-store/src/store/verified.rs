@@ -98,9 +98,9 @@ impl Store {
 }
 
 impl OpenStore {
-    /// Whether the pieces of a layer can be verified one by one: a file of an artifact is one piece.
+    /// Returns true if the pieces of a layer can be verified: it is complete.
     fn has_verified_reads(record: &LayerRecord) -> bool {
-        record.present && record.partial.is_none() && record.erofs.blob_bytes == 0
+        record.present && record.partial.is_none()
     }
 
     /// Guards a layer that is about to be mounted, and verifies its metadata. Fails if that is damaged and was not

@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::archive::{LayerArchive, LayerEntry, LayerEntryKind};
 use super::file_finder::FileFinder;
 use super::merged_layers::{LayerReader, MergedLayers};
+use super::raw_file::blob_data;
 use super::rebuild_archive::{RebuildError, open};
 use super::stream::TarStream;
 use super::{UnpackError, UnpackOptions};
@@ -18,12 +19,19 @@ pub(crate) struct DataPlace {
     pub(crate) archive: Range<u64>,
 }
 
-/// Where the archive of this layer has the data of these ranges of the file, in the order of the archive;
-/// a later place counts. Metadata, and data that is not the archive's, has no place.
+/// Where the archive of this layer, or the blob that is its file, has the data of these ranges of the layer's file, in
+/// the order of the archive; a later place counts. Metadata, and data that is not the archive's, has no place.
 ///
 /// The record of the archive and the metadata must not be damaged, or the places are wrong.
 pub(crate) fn data_places(layer: LayerReader, ranges: &[Range<u64>]) -> Result<Vec<DataPlace>, RebuildError> {
     let unreadable = |error| RebuildError::Record(UnpackError::Read(error));
+    if let Some(blob) = blob_data(&layer).map_err(unreadable)? {
+        let place = |data: Range<u64>| DataPlace {
+            offset: data.start,
+            archive: data.start - blob.start..data.end - blob.start,
+        };
+        return Ok(ranges_in(ranges, &blob).map(place).collect());
+    }
     let layer = MergedLayers::new(vec![layer]).map_err(unreadable)?;
     let options = UnpackOptions::for_accepted_layer();
     let mut feed = open(&layer)?;

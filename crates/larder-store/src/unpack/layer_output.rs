@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::{fmt, io};
 
 use fs_err::os::unix::fs::OpenOptionsExt as _;
-use larder::reference::Digest;
 use larder_erofs::{ErofsOutput, ErofsScratch};
 
 use super::options::is_zero;
@@ -99,15 +98,11 @@ pub(super) fn is_cancellation(error: &io::Error) -> bool {
 }
 
 impl LayerOutput {
-    /// Begins a new file, which gets this blob if there is one.
-    pub(super) fn create(
-        path: &Path,
-        blob: Option<(u64, &Digest)>,
-        options: &UnpackOptions,
-    ) -> io::Result<LayerOutput> {
+    /// Begins a new file.
+    pub(super) fn create(path: &Path, options: &UnpackOptions) -> io::Result<LayerOutput> {
         if let Some(layer) = &options.into {
             let file = layer.file().try_clone()?;
-            return Ok(LayerOutput::new(path, file, PieceHasher::new(None), options));
+            return Ok(LayerOutput::new(path, file, options));
         }
         if let Some(reserve) = &options.reserve {
             reserve.admit(DiskSpace { bytes: 0, inodes: 1 })?;
@@ -115,25 +110,21 @@ impl LayerOutput {
         let mut mode = fs_err::OpenOptions::new();
         mode.read(true).write(true).create_new(true).mode(0o600);
         let file = mode.open(path)?.into_parts().0;
-        Ok(LayerOutput::new(path, file, PieceHasher::new(blob), options))
+        Ok(LayerOutput::new(path, file, options))
     }
 
-    /// Begins with a file that has an empty block and this blob, which will be appended first: they are not written
-    /// again. Whoever wrote the blob syncs it: a sync here would take the error of a lost write away.
-    pub(super) fn around(
-        path: &Path,
-        blob: (u64, &Digest),
-        options: &UnpackOptions,
-    ) -> io::Result<LayerOutput> {
+    /// Begins with a file that has an empty block and a blob of so many bytes, which will be appended first: they are
+    /// not written again. Whoever wrote the blob syncs it: a sync here would take the error of a lost write away.
+    pub(super) fn around(path: &Path, blob: u64, options: &UnpackOptions) -> io::Result<LayerOutput> {
         let file = fs_err::OpenOptions::new().read(true).write(true).open(path)?.into_parts().0;
-        let present = FIRST_BLOCK.saturating_add(blob.0);
+        let present = FIRST_BLOCK.saturating_add(blob);
         // An earlier attempt may have left the metadata of its layer behind the blob.
         file.set_len(present)?;
         let options = &UnpackOptions { write_behind: None, ..options.clone() };
-        Ok(LayerOutput { present, ..LayerOutput::new(path, file, PieceHasher::new(Some(blob)), options) })
+        Ok(LayerOutput { present, ..LayerOutput::new(path, file, options) })
     }
 
-    fn new(path: &Path, file: File, hasher: PieceHasher, options: &UnpackOptions) -> LayerOutput {
+    fn new(path: &Path, file: File, options: &UnpackOptions) -> LayerOutput {
         LayerOutput {
             path: path.to_owned(),
             file: Some(file),
@@ -141,7 +132,7 @@ impl LayerOutput {
             pending: Vec::new(),
             written: 0,
             present: 0,
-            hasher,
+            hasher: PieceHasher::default(),
             write_behind: options.write_behind.clone(),
             reserve: options.reserve.clone(),
             unseen: 0,
@@ -309,7 +300,7 @@ mod tests {
     fn pieces_of_any_size_are_written_up_to_multiples_of_the_buffer() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("layer");
-        let mut output = LayerOutput::create(&path, None, &UnpackOptions::default()).unwrap();
+        let mut output = LayerOutput::create(&path, &UnpackOptions::default()).unwrap();
         let mut expected = Vec::new();
         for (number, size) in (1..).zip([1, 4096, BUFFER - 1, BUFFER, 3 * BUFFER + 5, 0, BUFFER / 2, 7]) {
             let piece = vec![number; size];

@@ -137,7 +137,7 @@ impl PendingLayer {
         options: &UnpackOptions,
     ) -> Result<PendingLayer, UnpackError> {
         let options = &UnpackOptions { archive_record: None, ..options.clone() };
-        let file = LayerOutput::create(path, None, options);
+        let file = LayerOutput::create(path, options);
         PendingLayer::new(file, path, without_data(diff_id), options)
     }
 
@@ -148,7 +148,7 @@ impl PendingLayer {
         form: ErofsOptions,
         options: &UnpackOptions,
     ) -> Result<(PendingLayer, u64), UnpackError> {
-        let file = LayerOutput::create(path, None, options);
+        let file = LayerOutput::create(path, options);
         let mut layer = PendingLayer::new(file, path, form, options)?;
         while let Some(entry) = archive.next()? {
             layer.add(&entry, archive)?;

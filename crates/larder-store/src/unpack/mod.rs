@@ -75,6 +75,7 @@ pub(crate) use options::is_zero;
 pub use options::{
     ImageByteCounts, LayerDownload, OverlayForm, UnpackLimits, UnpackOptions, UnpackProgress, UnpackThreads,
 };
+pub(crate) use raw_file::blob_files;
 pub use raw_file::{FilePlace, rebuild_file, unpack_file};
 pub use rebuild_archive::{RebuildError, rebuild_archive};
 pub(crate) use stream::{BufferSource, TarStream, from_reader};

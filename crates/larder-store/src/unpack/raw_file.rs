@@ -1,20 +1,23 @@
-//! A layer of one file whose content is the blob itself: no archive, no compression, no second digest.
+//! A layer of one file whose content is the blob itself: no archive, no compression.
 
 use std::io::{self, BufRead as _, BufReader, Read, Write};
+use std::ops::Range;
 use std::path::Path;
 
 use larder::reference::Digest;
-use larder_erofs::{ErofsEntry, ErofsEntryKind, ErofsOptions, ErofsTime};
+use larder_erofs::{ErofsEntry, ErofsEntryKind, ErofsInode, ErofsOptions, ErofsTime, InodeKind};
 use larder_registry::manifest::ArtifactFile;
 
+use super::archive_record::open_record;
+use super::checkpoints::{CheckpointRecorder, SPACING};
 use super::layer_output::LayerOutput;
 use super::layer_writer::PendingLayer;
-use super::merged_layers::open_layer;
+use super::merged_layers::{LayerReader, open_layer};
 use super::options::LayerByteCounts;
 use super::rebuild_archive::{HashedOutput, RebuildError};
 use super::source::CompressedReader;
 use super::{DetectedCompression, ExpectedLayer, UnpackError, UnpackOptions, UnpackedLayer};
-use crate::erofs::digest::bytes_of;
+use crate::erofs::digest::{FIRST_BLOCK, bytes_of};
 
 /// Bytes of a file that are read at once.
 const BUFFER: usize = 128 << 10;
@@ -39,16 +42,15 @@ pub fn unpack_file(
     // All of the content is in full blocks: a layer that is not completed leaves it as it was.
     let form =
         ErofsOptions { uuid: bytes_of(expected.diff_id), max_inline_tail: 0, ..ErofsOptions::default() };
-    let content = expected.size.zip(expected.digest);
-    let (output, path) = match (place, content) {
-        (FilePlace::Around(path), Some(content)) => (LayerOutput::around(path, content, options), path),
-        (FilePlace::Around(path) | FilePlace::New(path), content) => {
-            (LayerOutput::create(path, content, options), path)
-        }
+    let (output, path) = match (place, expected.size) {
+        (FilePlace::Around(path), Some(size)) => (LayerOutput::around(path, size, options), path),
+        (FilePlace::Around(path) | FilePlace::New(path), _) => (LayerOutput::create(path, options), path),
     };
     let mut layer = PendingLayer::new(output, path, form, options)?;
     let mut source = CompressedReader::new(blob, expected, options);
-    let copied = copy(&mut source, expected.size.unwrap_or_default(), files, &mut layer, options);
+    let mut checkpoints = CheckpointRecorder::new(SPACING);
+    let size = expected.size.unwrap_or_default();
+    let copied = copy(&mut source, size, files, &mut layer, &mut checkpoints, options);
     if let Err(error) = copied {
         // Wrong bytes are the better news: another try may bring the right ones.
         let wrong =
@@ -65,7 +67,7 @@ pub fn unpack_file(
         lower_work,
         skipped_xattrs: 0,
         hides_lowers: false,
-        checkpoints: Vec::new(),
+        checkpoints: checkpoints.finish(),
     };
     Ok((unpacked, layer))
 }
@@ -87,11 +89,36 @@ pub fn rebuild_file(
     out.finish(copied, digest)
 }
 
+/// The names of the file whose content is the blob of a layer; none in a layer that has the record of an archive.
+pub(crate) fn blob_files(layer: &LayerReader) -> io::Result<Vec<ArtifactFile>> {
+    let named = |(path, inode): (Vec<u8>, ErofsInode)| {
+        let path = String::from_utf8(path).map_err(io::Error::other)?;
+        Ok(ArtifactFile { path, mode: inode.mode })
+    };
+    names_of_blob(layer)?.into_iter().map(named).collect()
+}
+
+/// Where the blob is in the file of a layer; `None` in a layer that has the record of an archive.
+pub(super) fn blob_data(layer: &LayerReader) -> io::Result<Option<Range<u64>>> {
+    let inode = names_of_blob(layer)?.pop().map(|(_, inode)| inode);
+    Ok(inode.map(|inode| FIRST_BLOCK..FIRST_BLOCK + inode.size))
+}
+
+fn names_of_blob(layer: &LayerReader) -> io::Result<Vec<(Vec<u8>, ErofsInode)>> {
+    if open_record(layer)?.is_some() {
+        return Ok(Vec::new());
+    }
+    let files =
+        layer.walk()?.filter(|entry| !entry.as_ref().is_ok_and(|entry| entry.inode.kind != InodeKind::File));
+    files.map(|file| file.map(|file| (file.path, file.inode)).map_err(io::Error::from)).collect()
+}
+
 fn copy(
     source: &mut CompressedReader<impl Read>,
     size: u64,
     files: &[ArtifactFile],
     layer: &mut PendingLayer,
+    checkpoints: &mut CheckpointRecorder,
     options: &UnpackOptions,
 ) -> Result<(), UnpackError> {
     let mut counts = LayerByteCounts::new(options.image.clone());
@@ -110,6 +137,10 @@ fn copy(
         let count = piece.len();
         counts.add(piece, size - left + count as u64, &options.limits)?;
         layer.write(piece)?;
+        if checkpoints.is_due() {
+            checkpoints.take_start(size - left);
+        }
+        checkpoints.pass(piece);
         source.consume(count);
         left = left.saturating_sub(count as u64);
     }

@@ -54,7 +54,7 @@ fn puller(dir: &Path) -> StorePuller {
     puller_into(Store::open(&dir.join("store"), config).unwrap(), false)
 }
 
-async fn start(dir: TempDir, keeper: Arc<KeepHere>) -> Option<LazyNode> {
+pub(super) async fn start(dir: TempDir, keeper: Arc<KeepHere>) -> Option<LazyNode> {
     let puller = puller(dir.path());
     Some(LazyNode::of(puller, dir, keeper, LONGEST_WAIT).await?.0)
 }
@@ -64,7 +64,7 @@ async fn new_node() -> Option<LazyNode> {
 }
 
 /// Pulls an image in full, and removes it. Returns what the removal freed.
-async fn pull_and_remove(node: &LazyNode, image: &Reference) -> DiskSpace {
+pub(super) async fn pull_and_remove(node: &LazyNode, image: &Reference) -> DiskSpace {
     let pulled = node.pull(image).await;
     assert!(!node.is_partial(&pulled), "its first pull is one in full");
     remove(node, &pulled)

@@ -33,7 +33,11 @@ impl Fixture {
     }
 }
 
-async fn verifying(dir: TempDir, keeper: &Arc<KeepHere>, longest_wait: Duration) -> Option<LazyNode> {
+pub(super) async fn verifying(
+    dir: TempDir,
+    keeper: &Arc<KeepHere>,
+    longest_wait: Duration,
+) -> Option<LazyNode> {
     let puller = LazyNode::puller(dir.path(), true);
     LazyNode::of(puller, dir, Arc::clone(keeper), longest_wait).await.map(|(node, _)| node)
 }
@@ -61,7 +65,7 @@ impl LazyNode {
     }
 
     /// All was read.
-    async fn wait_until_verified(&self) {
+    pub(super) async fn wait_until_verified(&self) {
         let verified = async {
             while self.store().read_verification().unwrap().guarded_layers > 0 {
                 tokio::time::sleep(Duration::from_millis(5)).await;
@@ -70,13 +74,13 @@ impl LazyNode {
         tokio::time::timeout(LONGEST_WAIT, verified).await.unwrap();
     }
 
-    fn assert_sound(&self) {
+    pub(super) fn assert_sound(&self) {
         let checked = self.store().fsck(&FsckOptions { contents: true, ..FsckOptions::default() }).unwrap();
         assert!(checked.problems.is_empty(), "{:?}", checked.problems);
     }
 }
 
-fn flip(layer: &Path, bit: u64) {
+pub(super) fn flip(layer: &Path, bit: u64) {
     let file = fs_err::OpenOptions::new().read(true).write(true).open(layer).unwrap();
     let mut byte = [0];
     file.file().read_exact_at(&mut byte, bit / 8).unwrap();
