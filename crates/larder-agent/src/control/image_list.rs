@@ -24,6 +24,10 @@ use crate::node::Storage;
 use crate::node::collection::Collection;
 use crate::node::pulls::Pulls;
 
+/// Number of lists in memory. One of 10,000 images takes tens of megabytes.
+pub(super) const AT_ONCE: usize = 1;
+/// How long a list waits until the others are sent.
+pub(super) const SLOT_WITHIN: Duration = Duration::from_secs(5);
 /// Number of concurrent calls. Each may have a config of some megabytes in memory.
 const CALLS_AT_ONCE: usize = 4;
 /// How long a list waits for its details, such as from a container service that hangs.

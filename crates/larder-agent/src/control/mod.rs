@@ -29,7 +29,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::{Stream, stream};
+use futures_util::stream::BoxStream;
+use futures_util::{Stream, StreamExt as _, stream};
 use larder::gc::{GcGoal, GcPolicy};
 use larder_api::v1 as api;
 use larder_api::v1::control_server::{Control, ControlServer};
@@ -38,6 +39,7 @@ use larder_store::mounts::MountOptions;
 use larder_store::store::Store;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::{JoinError, spawn_blocking};
+use tokio::time::timeout;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::error::Error;
@@ -59,6 +61,8 @@ struct ControlApiInner {
     connections: Connections,
     /// Signals that the process stops.
     stop: watch::Receiver<bool>,
+    /// Slots of lists, until they are sent.
+    lists: Arc<Semaphore>,
     /// Slots of loads.
     loads: Semaphore,
     /// Slots of exports.
@@ -92,7 +96,7 @@ pub(crate) fn service(api: ControlApi) -> ControlServer<ControlApi> {
 
 type ControlResult<T> = Result<Response<T>, Status>;
 
-type ImageListParts = stream::Iter<std::vec::IntoIter<Result<api::ImagesResponse, Status>>>;
+type ImageListParts = BoxStream<'static, Result<api::ImagesResponse, Status>>;
 
 type EventStream = Pin<Box<dyn Stream<Item = Result<api::EventsResponse, Status>> + Send>>;
 
@@ -104,9 +108,10 @@ impl ControlApi {
         connections: Connections,
         stop: watch::Receiver<bool>,
     ) -> ControlApi {
+        let lists = Arc::new(Semaphore::new(image_list::AT_ONCE));
         let loads = Semaphore::new(load::AT_ONCE);
         let exports = Arc::new(Semaphore::new(export::AT_ONCE));
-        ControlApi(Arc::new(ControlApiInner { node, process, connections, stop, loads, exports }))
+        ControlApi(Arc::new(ControlApiInner { node, process, connections, stop, lists, loads, exports }))
     }
 
     /// How many images were removed since the start: what was listed before has changed.
@@ -211,9 +216,14 @@ impl Control for ControlApi {
     }
 
     async fn images(&self, request: Request<api::ImagesRequest>) -> ControlResult<ImageListParts> {
+        // A caller that reads nothing delays the others, and no more.
+        let slot = timeout(image_list::SLOT_WITHIN, Arc::clone(&self.0.lists).acquire_owned()).await;
         let list = self.list_images(request.get_ref()).await?;
-        let parts: Vec<_> = list.into_parts().into_iter().map(Ok).collect();
-        Ok(Response::new(stream::iter(parts)))
+        let parts = stream::iter(list.into_parts()).map(move |part| {
+            let _until_all_is_sent = &slot;
+            Ok(part)
+        });
+        Ok(Response::new(parts.boxed()))
     }
 
     async fn inspect(&self, request: Request<api::InspectRequest>) -> ControlResult<api::InspectResponse> {

@@ -220,6 +220,26 @@ async fn a_caller_that_does_not_read_delays_no_other_caller() {
     assert_eq!(unread.into_inner().filter(is_result).count().await, 10_000, "and nothing is lost");
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_list_that_is_not_read_delays_others_by_seconds() {
+    let served = TestDaemon::new();
+    for number in 0..20_000 {
+        served
+            .backend
+            .add_image(&format!("{}:{number}", "n".repeat(200)), image(format!("sha256:{number}"), 1));
+    }
+    let unread = served.client().images(api::ImagesRequest::default()).await.unwrap();
+    let begun = time::Instant::now();
+    let mut parts = served.client().images(api::ImagesRequest::default()).await.unwrap().into_inner();
+    assert_eq!(begun.elapsed().as_secs(), image_list::SLOT_WITHIN.as_secs());
+    let mut listed = 0;
+    while let Some(part) = parts.message().await.unwrap() {
+        listed += part.images.len();
+    }
+    assert_eq!(listed, 20_000);
+    drop(unread);
+}
+
 #[tokio::test]
 async fn errors_have_a_code_a_sentence_and_a_hint() {
     let served = TestDaemon::new();

@@ -40,7 +40,7 @@ fn ten_thousand_images_with_many_labels_and_long_names_take_little_memory() {
         child.args(["--exact", name, "--nocapture"]).env(OPERATION, operation);
         (operation, child.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
     };
-    let started: Vec<_> = ["round", "list", "cri"].into_iter().chain(dashboard).map(start).collect();
+    let started: Vec<_> = ["round", "list", "lists", "cri"].into_iter().chain(dashboard).map(start).collect();
     for (operation, child) in started {
         let ended = child.wait_with_output().unwrap();
         let text = [ended.stdout, ended.stderr].concat();
@@ -106,19 +106,10 @@ async fn measure(operation: &str) {
             }
         }
         // The caller, which has a process of its own, keeps no part.
-        "list" => {
-            let request = api::ImagesRequest {
-                details: true,
-                label_keys: vec!["keep".to_owned()],
-                ..Default::default()
-            };
-            let mut parts = served.client().images(request).await.unwrap().into_inner();
-            let mut listed = 0;
-            while let Some(part) = parts.message().await.unwrap() {
-                assert_eq!(part.warnings, [""; 0]);
-                listed += part.images.len();
-            }
-            assert_eq!(listed, IMAGES);
+        "list" => list(&served).await,
+        "lists" => {
+            let lists = (0..8).map(|_| list(&served));
+            futures_util::future::join_all(lists).await;
         }
         #[cfg(feature = "dashboard")]
         "dashboard" => dashboard(&served).await,
@@ -133,6 +124,18 @@ async fn measure(operation: &str) {
     }
     let peak = peak() - before;
     assert!(peak < PEAK, "{operation}: {} MiB", peak >> 20);
+}
+
+async fn list(served: &TestDaemon) {
+    let label_keys = vec!["keep".to_owned()];
+    let request = api::ImagesRequest { details: true, label_keys, ..Default::default() };
+    let mut parts = served.client().images(request).await.unwrap().into_inner();
+    let mut listed = 0;
+    while let Some(part) = parts.message().await.unwrap() {
+        assert_eq!(part.warnings, [""; 0]);
+        listed += part.images.len();
+    }
+    assert_eq!(listed, IMAGES);
 }
 
 #[cfg(feature = "dashboard")]
