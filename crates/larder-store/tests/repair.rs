@@ -76,9 +76,14 @@ struct RepairNode {
 
 impl RepairNode {
     async fn with(blob: Vec<u8>) -> RepairNode {
+        RepairNode::of(blob, &archive()).await
+    }
+
+    /// A layer of this archive.
+    async fn of(blob: Vec<u8>, plain: &[u8]) -> RepairNode {
         let (dir, registry) = (tempfile::tempdir().unwrap(), FaultRegistry::start());
         let media = "application/vnd.oci.image.layer.v1.tar+gzip";
-        let put = registry.put_image("repair/app", "1", media, &[blob], &[digest(&archive())]);
+        let put = registry.put_image("repair/app", "1", media, &[blob], &[digest(plain)]);
         let name = Reference::parse(&registry.image("repair/app:1")).unwrap();
         let store = Store::open(&dir.path().join("store"), StoreConfig::default()).unwrap();
         let puller = StorePuller::new(
@@ -152,6 +157,33 @@ async fn damage_of_a_mib_is_repaired_with_the_parts_of_the_blob_that_it_needs() 
             );
         }
     }
+}
+
+#[tokio::test]
+async fn damaged_pieces_that_share_a_part_of_the_blob_take_one_request() {
+    let node = RepairNode::with(gzip(&archive())).await;
+    for (places, requests) in [(&[8, 9, 10][..], 1), (&[2, 15], 2)] {
+        places.iter().for_each(|place| node.damage(place * MIB + 500_000, 9));
+        let fetched = node.repair().await;
+        assert_eq!(node.registry.requests_for(&node.blob).len(), requests, "{places:?}: {fetched} bytes");
+    }
+    (0..18).for_each(|piece| node.damage(piece * MIB + 500_000, 9));
+    assert_eq!(node.repair().await, node.blob_size(), "most of it is damaged");
+}
+
+#[tokio::test]
+async fn data_that_the_archive_replaces_stays_in_a_piece_that_is_repaired() {
+    let mut numbers = Numbers(5);
+    let replacing = TarBuilder::new()
+        .with(TarBuilderEntry::file("large", numbers.content(12 * MIB)))
+        .with(TarBuilderEntry::file("replaced", numbers.content(300_000)))
+        .with(TarBuilderEntry::file("beside", numbers.content(300_000)))
+        .with(TarBuilderEntry::file("replaced", numbers.content(9000)))
+        .finish();
+    let node = RepairNode::of(gzip(&replacing), &replacing).await;
+    node.damage(12 * MIB + 400_000, 64);
+    let fetched = node.repair().await;
+    assert!(fetched < node.blob_size(), "{fetched} bytes of {}", node.blob_size());
 }
 
 #[tokio::test]

@@ -24,7 +24,7 @@ use super::toc::{ChunkContent, TocChunk};
 use super::verified_layers::VerificationCounts;
 use crate::erofs::digest::{DamagedPiece, FilePiece, pieces_of};
 use crate::store::LayerRecord;
-use crate::unpack::{ContentDiffers, LayerReader, UnfilledLayer};
+use crate::unpack::{ContentDiffers, UnfilledLayer};
 
 /// Numbers of pieces that reads wait for.
 pub(crate) type PieceDemand = UnboundedReceiver<usize>;
@@ -151,11 +151,6 @@ impl VerifiedLayer {
             DamagedPiece { piece, bytes }
         };
         self.damaged().into_iter().take(most).map(with_bytes).collect()
-    }
-
-    /// Reads the metadata of the layer, whose pieces may be damaged.
-    pub(crate) fn reader(&self) -> io::Result<LayerReader> {
-        ErofsReader::open(self.file.try_clone()?).map_err(io::Error::other)
     }
 
     /// Writes damaged pieces again.

@@ -15,7 +15,6 @@
 mod deferred_guard;
 mod error;
 mod fetch_layer;
-mod fetch_pieces;
 mod fetched_image;
 mod fill;
 mod fill_sessions;

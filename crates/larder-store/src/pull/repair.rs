@@ -1,23 +1,27 @@
-//! Repairs a damaged layer with [its damaged pieces](super::fetch_pieces), if its index is here: they are written into
-//! a copy of the good ones, which takes the layer's place, as a layer does that was fetched as a whole.
+//! Repairs a damaged layer with [its damaged pieces](crate::lazy::missing_pieces), if its index is here: they are
+//! fetched and written into a copy of the good ones, which takes the layer's place, as a layer does that was fetched as
+//! a whole.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 
-use larder_registry::RepositorySession;
+use larder::reference::Digest;
+use larder_registry::manifest::Descriptor;
+use larder_registry::{RepositorySession, fetch_range};
 
 use super::StorePuller;
 use super::error::PullError;
 use super::fetch_layer::LayerFetch;
-use super::fetch_pieces::{MAX_PIECES, PieceFetch};
+use super::pull_workers::PullWorker;
 use crate::disk::{DiskSpace, SpaceReserve};
+use crate::erofs::ErofsFile;
 use crate::erofs::digest::{DamagedPiece, pieces_of};
+use crate::lazy::missing_pieces::{MAX_DAMAGED, MissingPiecesError, PieceBatch};
 use crate::store::layer_index::LayerIndex;
 use crate::store::{
     ClaimRequest, LAYER_FILE, LayerHandle, LayerKey, LayerRecord, LayerStaging, Store, StoreError,
 };
-use crate::unpack::open_layer;
 
 /// Zeros that take no space in a layer's file.
 const HOLE: usize = 128 << 10;
@@ -28,7 +32,39 @@ struct LayerRepair {
     staging: LayerStaging,
     /// The copy, without the damaged pieces.
     file: File,
-    pieces: PieceFetch,
+    pieces: Vec<PieceBatch>,
+}
+
+/// Why a layer must be fetched as a whole.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum RepairError {
+    #[error(transparent)]
+    Pieces(#[from] MissingPiecesError),
+    #[error("cannot write pieces of the layer")]
+    Copy(#[from] io::Error),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// Fetches damaged pieces, each verified, or says why the layer must be fetched as a whole.
+pub(super) async fn fetch_pieces(
+    session: &RepositorySession,
+    blob: &Descriptor,
+    batches: Vec<PieceBatch>,
+    worker: &PullWorker,
+) -> Result<Result<Vec<DamagedPiece>, MissingPiecesError>, PullError> {
+    let mut repaired = Vec::new();
+    for batch in batches {
+        let bytes = match fetch_range(session, blob, batch.blob.clone()).await {
+            Ok(bytes) => bytes,
+            Err(error) => return Ok(Err(error.into())),
+        };
+        match worker.blocking(move || batch.read(&bytes)).await? {
+            Ok(pieces) => repaired.extend(pieces),
+            Err(error) => return Ok(Err(error.into())),
+        }
+    }
+    Ok(Ok(repaired))
 }
 
 impl StorePuller {
@@ -47,21 +83,21 @@ impl LayerFetch {
             return Ok(None);
         }
         let (store, request) = (self.puller.store.clone(), self.origin.request(&self.planned));
-        let reserve = self.puller.reserve.clone();
-        let begin = move || LayerRepair::begin(&store, &request, &reserve);
+        let (blob, reserve) = (self.planned.descriptor.digest.clone(), self.puller.reserve.clone());
+        let begin = move || LayerRepair::begin(&store, &request, &blob, &reserve);
         let repair = match self.worker.blocking(begin).await? {
             Ok(Some(repair)) => repair,
             Ok(None) => return Ok(None),
-            Err(reason) => return Ok(self.in_full(&reason)),
+            Err(error) => return Ok(self.in_full(&error)),
         };
         match self.repaired(session, repair).await? {
             Ok(layer) => Ok(Some(layer)),
-            Err(reason) => Ok(self.in_full(&reason)),
+            Err(error) => Ok(self.in_full(&error)),
         }
     }
 
-    fn in_full(&self, reason: &str) -> Option<LayerHandle> {
-        let digest = &self.planned.descriptor.digest;
+    fn in_full(&self, error: &RepairError) -> Option<LayerHandle> {
+        let (digest, reason) = (&self.planned.descriptor.digest, larder::error_chain(error));
         tracing::info!(%digest, reason, "fetching a damaged layer as a whole");
         None
     }
@@ -70,18 +106,17 @@ impl LayerFetch {
         &self,
         session: &RepositorySession,
         repair: LayerRepair,
-    ) -> Result<Result<LayerHandle, String>, PullError> {
+    ) -> Result<Result<LayerHandle, RepairError>, PullError> {
         let LayerRepair { layer, staging, file, pieces } = repair;
-        let limits = &self.puller.config.limits;
-        let pieces = match pieces.run(session, &self.planned.descriptor, limits, &self.worker).await? {
+        let pieces = match fetch_pieces(session, &self.planned.descriptor, pieces, &self.worker).await? {
             Ok(pieces) => pieces,
-            Err(reason) => return Ok(Err(reason)),
+            Err(error) => return Ok(Err(error.into())),
         };
         let blob = self.origin.blob(&self.planned);
         let finish = move || -> Result<_, PullError> {
             for DamagedPiece { piece, bytes } in &pieces {
                 if let Err(error) = file.write_all_at(bytes, piece.range.start) {
-                    return Ok(Err(error.to_string()));
+                    return Ok(Err(error.into()));
                 }
             }
             let LayerRecord { key, facts, erofs, .. } = layer.record();
@@ -98,16 +133,14 @@ impl LayerRepair {
     fn begin(
         store: &Store,
         request: &ClaimRequest,
+        blob: &Digest,
         reserve: &SpaceReserve,
-    ) -> Result<Option<LayerRepair>, String> {
-        let Some((layer, index)) = damaged_layer(store, request).map_err(|error| in_words(&error))? else {
-            return Ok(None);
-        };
-        let staging = store.begin_layer().map_err(|error| in_words(&error))?;
-        let copied = copy_good_pieces(&layer, &staging, reserve);
-        let (file, damaged) = copied.map_err(|error| in_words(&error))?;
-        let reader = open_layer(layer.path()).map_err(|error| in_words(&error))?;
-        let pieces = PieceFetch::plan(reader, index, damaged)?;
+    ) -> Result<Option<LayerRepair>, RepairError> {
+        let Some((layer, index)) = damaged_layer(store, request)? else { return Ok(None) };
+        let staging = store.begin_layer()?;
+        let from = fs_err::File::open(layer.path())?.into_parts().0;
+        let (file, damaged) = copy_good_pieces(&from, &layer.record().erofs, &staging, reserve)?;
+        let pieces = index.damaged_pieces(&from, layer.record(), damaged, blob)?;
         Ok(Some(LayerRepair { layer, staging, file, pieces }))
     }
 }
@@ -130,13 +163,12 @@ fn damaged_layer(
 
 /// Copies the pieces that have their digests to a new file. Returns the others with what is left of them.
 fn copy_good_pieces(
-    layer: &LayerHandle,
+    from: &File,
+    erofs: &ErofsFile,
     staging: &LayerStaging,
     reserve: &SpaceReserve,
-) -> io::Result<(File, Vec<DamagedPiece>)> {
-    let (from, erofs) = (fs_err::File::open(layer.path())?.into_parts().0, &layer.record().erofs);
-    let unknown = || io::Error::new(io::ErrorKind::InvalidData, "the digests of its pieces are damaged");
-    let pieces = pieces_of(&from, erofs)?.ok_or_else(unknown)?;
+) -> Result<(File, Vec<DamagedPiece>), RepairError> {
+    let pieces = pieces_of(from, erofs)?.ok_or(MissingPiecesError::Digests)?;
     let mut options = fs_err::OpenOptions::new();
     let to = options.read(true).write(true).create_new(true).open(staging.dir().join(LAYER_FILE))?;
     let (to, mut damaged) = (to.into_parts().0, Vec::new());
@@ -145,7 +177,7 @@ fn copy_good_pieces(
     let mut bytes = Vec::new();
     for piece in pieces {
         // What cannot be read is damaged.
-        let is_read = piece.read_from(&from, &mut bytes).is_ok();
+        let is_read = piece.read_from(from, &mut bytes).is_ok();
         if is_read && piece.has_digest_of(&bytes) {
             reserve.admit(DiskSpace { bytes: bytes.len() as u64, inodes: 0 })?;
             let mut at = piece.range.start;
@@ -155,13 +187,9 @@ fn copy_good_pieces(
                 }
                 at += part.len() as u64;
             }
-        } else if damaged.len() <= MAX_PIECES {
+        } else if damaged.len() <= MAX_DAMAGED {
             damaged.push(DamagedPiece { piece, bytes: bytes.clone() });
         }
     }
     Ok((to, damaged))
-}
-
-fn in_words(error: &(dyn std::error::Error + 'static)) -> String {
-    larder::error_chain(error)
 }

@@ -19,13 +19,14 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::{self, Instant};
 
 use super::error::PullError;
-use super::fetch_pieces::{MAX_PIECES, PieceFetch};
 use super::fill::LayerBlob;
 use super::fill_sessions::NodeCredentials;
 use super::plan::{PlannedLayer, chain_id};
 use super::pull_workers::{PullWorkers, blocking};
+use super::repair::{RepairError, fetch_pieces};
 use super::{StorePullConfig, StorePuller};
 use crate::lazy::BegunLayer;
+use crate::lazy::missing_pieces::{MAX_DAMAGED, MissingPiecesError};
 use crate::lazy::verified_layer::{PieceDemand, VerifiedLayer};
 use crate::store::{
     BlobSource, ImageLayer, LayerKey, LayerRecord, OpenStore, Store, StoreError, TransferLogin,
@@ -216,7 +217,8 @@ impl StorePuller {
         let session = self.client.session(&source.name, credential)?;
         match self.repair_pieces(&session, &source.planned.descriptor, layer).await? {
             Ok(()) => return Ok(true),
-            Err(reason) => {
+            Err(error) => {
+                let reason = larder::error_chain(&error);
                 tracing::info!(layer = %layer.record.key, reason, "fetching a damaged layer as a whole");
             }
         }
@@ -252,25 +254,21 @@ impl StorePuller {
         session: &RepositorySession,
         blob: &Descriptor,
         layer: &Arc<VerifiedLayer>,
-    ) -> Result<Result<(), String>, PullError> {
+    ) -> Result<Result<(), RepairError>, PullError> {
         let workers = PullWorkers::new(self.syncer.begin(), &self.fills);
         let worker = workers.worker();
-        let (store, damaged) = (self.store.clone(), Arc::clone(layer));
+        let (store, damaged, digest) = (self.store.clone(), Arc::clone(layer), blob.digest.clone());
         let plan = move || -> Result<_, StoreError> {
-            let Some(index) = store.index_of(&damaged.record)? else {
-                return Ok(Err("it has no index".to_owned()));
-            };
-            let reader = damaged.reader().map_err(|error| error.to_string());
-            Ok(reader
-                .and_then(|reader| PieceFetch::plan(reader, index, damaged.damaged_pieces(MAX_PIECES + 1))))
+            let index = store.index_of(&damaged.record)?.ok_or(MissingPiecesError::NoIndex);
+            let pieces = damaged.damaged_pieces(MAX_DAMAGED + 1);
+            Ok(index.and_then(|index| index.damaged_pieces(damaged.file(), &damaged.record, pieces, &digest)))
         };
-        let fetched = match worker.blocking(plan).await?? {
-            Ok(fetch) => fetch.run(session, blob, &self.config.limits, &worker).await?,
+        let repaired = match worker.blocking(plan).await?? {
+            Ok(batches) => fetch_pieces(session, blob, batches, &worker).await?,
             Err(reason) => Err(reason),
         };
         let layer = Arc::clone(layer);
-        let write =
-            move || fetched.and_then(|pieces| layer.write_pieces(&pieces).map_err(|error| error.to_string()));
+        let write = move || layer.write_pieces(&repaired?).map_err(RepairError::Copy);
         let written = worker.blocking(write).await;
         drop(worker);
         workers.end().await;

@@ -4,8 +4,10 @@
 //! outlives damage of the layer. Nothing is believed because an index says so: what it leads to is compared with the
 //! digests of the layer's record. One that is damaged, or of another layer, is as good as none.
 
+use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use larder::reference::Digest;
 use serde::{Deserialize, Serialize};
@@ -19,7 +21,11 @@ use super::records::{LayerKey, LayerRecord};
 use super::usage::taken;
 use crate::disk::{DiskSpace, ensure_dir, measure, replace};
 use crate::erofs::ErofsFile;
-use crate::unpack::{Checkpoint, DetectedCompression};
+use crate::erofs::digest::DamagedPiece;
+use crate::lazy::missing_pieces::{MissingPiecesError, PieceBatch, damaged_pieces, missing_pieces};
+use crate::lazy::skeleton::PlacedChunk;
+use crate::lazy::toc::BlobPart;
+use crate::unpack::{Checkpoint, DetectedCompression, parts_between};
 
 const MAGIC: &[u8; 16] = b"larder-index\0\0\0\x01";
 const SHA256: usize = 32;
@@ -86,6 +92,27 @@ impl LayerIndex {
         Some(LayerIndex { head, checkpoints })
     }
 
+    /// The parts of the layer's blob, each from one checkpoint to the next.
+    fn parts(&self, layer: &LayerRecord) -> Vec<Arc<BlobPart>> {
+        let LayerIndexHead { compression, size, .. } = self.head;
+        let parts = parts_between(&self.checkpoints, size, layer.facts.plain_bytes).into_iter();
+        parts.map(|part| Arc::new(BlobPart { compression, part })).collect()
+    }
+
+    /// Damaged pieces of the layer, by parts of this blob; or why that is needed as a whole.
+    pub(crate) fn damaged_pieces(
+        &self,
+        file: &File,
+        layer: &LayerRecord,
+        damaged: Vec<DamagedPiece>,
+        blob: &Digest,
+    ) -> Result<Vec<PieceBatch>, MissingPiecesError> {
+        if self.head.digest != *blob {
+            return Err(MissingPiecesError::OtherBlob);
+        }
+        damaged_pieces(file, &layer.erofs, damaged, &self.parts(layer), self.head.size)
+    }
+
     /// Whether this is the index of this layer, made of this blob.
     fn is_of(&self, layer: &LayerRecord) -> bool {
         let LayerIndexHead { diff_id, digest, size, erofs, .. } = &self.head;
@@ -140,6 +167,16 @@ impl Store {
             // If this fails, it is cleaned when the store is opened.
             let _ = self.0.disk.remove_file(&self.0.layout.index(key));
         }
+    }
+
+    /// Pieces of a layer that has no data, by its index; or why its data can only be fetched as a whole.
+    pub(crate) fn missing_pieces(
+        &self,
+        file: &File,
+        layer: &LayerRecord,
+    ) -> Result<Result<Vec<PlacedChunk>, MissingPiecesError>, StoreError> {
+        let index = self.index_of(layer)?.ok_or(MissingPiecesError::NoIndex);
+        Ok(index.and_then(|index| missing_pieces(file, &layer.erofs, &index.parts(layer))))
     }
 
     /// The index of a layer; `None` if there is none, or it is damaged, or of another layer.

@@ -6,11 +6,9 @@
 //! and short files.
 
 use std::cmp::Reverse;
-use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use larder::image_service::local_disk;
 use larder::reference::DigestHasher;
@@ -22,7 +20,6 @@ use super::db::{DbRead, DbReadTransaction, DbResult, DbTransaction, LAYERS, REMN
 use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::{OpenStore, Store};
 use super::layer_file::LAYER_FILE;
-use super::layer_index::LayerIndex;
 use super::layers::LayerStaging;
 use super::layout::names_in;
 use super::records::{LayerKey, LayerRecord};
@@ -32,10 +29,6 @@ use crate::disk::{DiskSpace, FileOpenMode, ensure_dir, free_space};
 use crate::erofs::ErofsFile;
 use crate::erofs::digest::{FIRST_BLOCK, pieces_of};
 use crate::lazy::group::open_to_check;
-use crate::lazy::missing_pieces::{MissingPiecesError, missing_pieces};
-use crate::lazy::skeleton::PlacedChunk;
-use crate::lazy::toc::BlobPart;
-use crate::unpack::parts_between;
 
 /// A remnant takes less than this part of its layer's file; more would be fetched about as fast.
 const PART_OF_LAYER: u64 = 8;
@@ -112,21 +105,6 @@ impl Store {
             }
         }
         Ok(None)
-    }
-
-    /// Pieces of a layer that has no data, by its index; or why its data can only be fetched as a whole.
-    pub(crate) fn missing_pieces(
-        &self,
-        file: &File,
-        layer: &LayerRecord,
-    ) -> Result<Result<Vec<PlacedChunk>, MissingPiecesError>, StoreError> {
-        let Some(LayerIndex { head, checkpoints }) = self.index_of(layer)? else {
-            return Ok(Err(MissingPiecesError::NoIndex));
-        };
-        let compression = head.compression;
-        let parts = parts_between(&checkpoints, head.size, layer.facts.plain_bytes).into_iter();
-        let parts: Vec<Arc<BlobPart>> = parts.map(|part| Arc::new(BlobPart { compression, part })).collect();
-        Ok(missing_pieces(file, &layer.erofs, &parts))
     }
 }
 

@@ -168,40 +168,6 @@ pub(crate) struct CompressedPart {
     pub(crate) plain: Range<u64>,
 }
 
-/// Plain bytes of a part of which several ranges are wanted, at most, unless one range needs more.
-const PART: u64 = 16 << 20;
-
-/// Compressed bytes to decompress these ranges of plain bytes from, which are in order: each range lies in one of the
-/// parts. `size` is that of the blob. `None` if there is no checkpoint before them.
-pub(crate) fn compressed_parts(
-    checkpoints: &[Checkpoint],
-    ranges: impl IntoIterator<Item = Range<u64>>,
-    size: u64,
-) -> Option<Vec<CompressedPart>> {
-    let mut parts: Vec<CompressedPart> = Vec::new();
-    for plain in ranges {
-        let first =
-            checkpoints.partition_point(|checkpoint| checkpoint.plain <= plain.start).checked_sub(1)?;
-        let checkpoint = &checkpoints[first];
-        let end = checkpoints[first..].iter().find(|checkpoint| checkpoint.plain >= plain.end);
-        let end = end.map_or(size, |end| end.compressed);
-        match parts.last_mut() {
-            Some(last)
-                if end <= last.range.end
-                    || (checkpoint.compressed <= last.range.end
-                        && plain.end.saturating_sub(last.plain.start) <= PART) =>
-            {
-                last.range.end = end.max(last.range.end);
-                last.plain.end = plain.end.max(last.plain.end);
-            }
-            _ => {
-                parts.push(CompressedPart::from(checkpoint, end, plain.end));
-            }
-        }
-    }
-    Some(parts)
-}
-
 /// The parts from each checkpoint to the next one. `size` is that of the blob, `plain` that of the archive.
 pub(crate) fn parts_between(checkpoints: &[Checkpoint], size: u64, plain: u64) -> Vec<CompressedPart> {
     let ends = checkpoints.iter().skip(1).map(|next| (next.compressed, next.plain));
@@ -323,19 +289,16 @@ mod tests {
         reader.into_parts().1.unwrap().finish()
     }
 
-    /// Decompresses a part from each checkpoint; `blob` has the plain bytes.
+    /// Decompresses the part from each checkpoint.
     fn assert_resumes(checkpoints: &[Checkpoint], blob: &[u8], plain: &[u8]) {
-        for (number, checkpoint) in checkpoints.iter().enumerate() {
-            let start = checkpoint.plain + 1000;
-            let end = (start + 100_000).min(plain.len() as u64);
-            let wanted = std::iter::once(start.min(end)..end);
-            let parts = compressed_parts(checkpoints, wanted, blob.len() as u64).unwrap();
-            let [part] = &parts[..] else { panic!("{parts:?}") };
+        let parts = parts_between(checkpoints, blob.len() as u64, plain.len() as u64);
+        assert_eq!(parts.len(), checkpoints.len());
+        for (number, part) in parts.iter().enumerate() {
             let at = |offset: u64| usize::try_from(offset).unwrap();
             let bytes = &blob[at(part.range.start)..at(part.range.end)];
             let found = part.decompress(DetectedCompression::Gzip, bytes, 27);
-            let found = found.unwrap_or_else(|error| panic!("{number}, {checkpoint:?}: {error}"));
-            assert!(found == plain[at(part.plain.start)..at(end)], "{number}: other bytes");
+            let found = found.unwrap_or_else(|error| panic!("{number}, {:?}: {error}", part.checkpoint));
+            assert!(found == plain[at(part.plain.start)..at(part.plain.end)], "{number}: other bytes");
         }
     }
 
@@ -387,12 +350,8 @@ mod tests {
         let checkpoints = checkpoints_of(&blob, 200_000, 8192);
         let mut checkpoint = checkpoints[2].clone();
         checkpoint.compressed += 1;
-        let moved = [checkpoint];
-        let wanted = moved[0].plain..moved[0].plain + 5000;
-        let part = &compressed_parts(&moved, [wanted], blob.len() as u64).unwrap()[0];
+        let part = &parts_between(&[checkpoint], blob.len() as u64, plain.len() as u64)[0];
         let bytes = &blob[usize::try_from(part.range.start).unwrap()..];
         assert!(part.decompress(DetectedCompression::Gzip, bytes, 27).is_err());
-        let before = compressed_parts(&moved, std::iter::once(0..5000), blob.len() as u64);
-        assert!(before.is_none(), "it begins too late");
     }
 }

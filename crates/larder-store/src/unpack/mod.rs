@@ -55,7 +55,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 pub(crate) use archive::{LayerArchive, LayerEntry, LayerEntryKind, header_problem, name_at};
-pub(crate) use checkpoints::{Checkpoint, CompressedPart, compressed_parts, parts_between};
+pub(crate) use checkpoints::{Checkpoint, CompressedPart, parts_between};
 pub use compression::DetectedCompression;
 pub(crate) use data_places::{DataPlace, data_places};
 pub(crate) use error::named;

@@ -35,8 +35,8 @@ use larder_registry::manifest::Descriptor;
 #[cfg(test)]
 pub(crate) use chunk::{ChunkCompression, CompressedChunk};
 pub(crate) use chunk::{ChunkContent, ChunkReader, TocChunk};
-pub(crate) use error::TocError;
-pub(crate) use piece::{BlobPart, ChunkDigest, MissingPiece};
+pub(crate) use error::{ChunkError, TocError};
+pub(crate) use piece::{BlobPart, ChunkDigest, MissingPiece, PieceReader};
 pub(crate) use soci::SociToc;
 pub(crate) use span::{GzipSpan, SpanReader};
 pub(crate) use table::TableOfContents;

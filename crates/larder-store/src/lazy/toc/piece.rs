@@ -109,16 +109,16 @@ pub(crate) struct PieceReader {
 }
 
 impl PieceReader {
-    /// Reads the data of a piece from the bytes of [`MissingPiece::blob`]. The caller verifies it.
+    /// Reads the data of a piece from the bytes of [`MissingPiece::blob`], and verifies it. Data that has no place in
+    /// the archive stays as it is.
     pub(crate) fn read(
         &mut self,
         piece: &MissingPiece,
-        size: u64,
+        data: &mut [u8],
         bytes: &[u8],
-    ) -> Result<Vec<u8>, ChunkError> {
-        let start = piece.blob.as_ref().map_or(0, |blob| blob.start);
+    ) -> Result<(), ChunkError> {
+        let (start, size) = (piece.blob.as_ref().map_or(0, |blob| blob.start), data.len() as u64);
         let failed = |cause| ChunkError::Decompress { offset: start, size, cause };
-        let mut data = vec![0; at(size)];
         for part in &piece.parts {
             let plain = self.part(part, start, bytes).map_err(failed)?;
             let of_part = &part.part.plain;
@@ -133,7 +133,7 @@ impl PieceReader {
                 data[to..to + length].copy_from_slice(&plain[from..from + length]);
             }
         }
-        Ok(data)
+        if piece.digest().is_of(data) { Ok(()) } else { Err(ChunkError::Digest { offset: start, size }) }
     }
 
     /// Plain bytes of a part; `bytes` begin at `start` of the blob.
@@ -157,4 +157,26 @@ impl PieceReader {
 
 fn at(offset: u64) -> usize {
     usize::try_from(offset).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::unpack::{Checkpoint, parts_between};
+
+    #[test]
+    fn a_piece_has_parts_only_if_they_have_all_of_its_data() {
+        let at = |compressed, plain| Checkpoint { compressed, plain, crc: 0, window: Vec::new() };
+        let parts = parts_between(&[at(100, 1000), at(300, 4000)], 900, 9000).into_iter();
+        let compression = DetectedCompression::None;
+        let parts: Vec<_> = parts.map(|part| Arc::new(BlobPart { compression, part })).collect();
+        let blob = |archive| {
+            let places = vec![DataPlace { offset: 0, archive }];
+            MissingPiece::new([0; 32], Default::default(), places, &parts)?.blob().cloned()
+        };
+        assert_eq!(blob(2000..3000), Some(100..300));
+        assert_eq!(blob(2000..5000), Some(100..900));
+        assert_eq!(blob(500..3000), None, "the first part begins too late");
+        assert_eq!(blob(8000..9500), None, "the last part ends too early");
+    }
 }
