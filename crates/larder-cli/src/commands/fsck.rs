@@ -65,9 +65,14 @@ fn print(report: &FsckReport, out: &Printer) {
     for hint in hints {
         out.hint(hint);
     }
-    let [images, layers] = [(report.images, "image"), (report.layers, "layer")]
-        .map(|(number, thing)| size::count(number, thing));
-    out.line(format_args!("{images} and {layers} checked"));
+    let [images, layers, remnants] =
+        [(report.images, "image"), (report.layers, "layer"), (report.remnants, "remnant")]
+            .map(|(number, thing)| size::count(number, thing));
+    if report.remnants == 0 {
+        out.line(format_args!("{images} and {layers} checked"));
+    } else {
+        out.line(format_args!("{images}, {layers} and {remnants} of removed layers checked"));
+    }
     // The directory itself is one.
     if report.trash.inodes > 1 {
         out.line(format_args!("{} of removed data are still being deleted", size::bytes(report.trash.bytes)));

@@ -1,14 +1,15 @@
 //! Finds damage in a store and repairs it.
 //!
 //! ```text
-//! index -> records -> blobs -> layers (all bytes, at disk speed) -> leftovers
+//! index -> records -> blobs -> layers (all bytes, at disk speed) -> remnants, indexes -> leftovers
 //! ```
 //!
 //! Nothing is changed without `repair`. A repair never guesses content: the [`IncompleteImage`] list names what a pull
 //! must fetch. A damaged layer and its images are retained and listed until then, since it is unknown whether the
 //! content is still available, but an image with one is not present for a pull policy and cannot be mounted or
-//! exported; a damaged manifest or config is moved to the trash. Incomplete images are hidden, complete ones are not
-//! touched. The store may be in use during the check: each finding is rechecked under the lock before it counts.
+//! exported; a damaged manifest or config is moved to the trash. A damaged remnant or index is removed: these are
+//! caches. Incomplete images are hidden, complete ones are not touched. The store may be in use during the check: each
+//! finding is rechecked under the lock before it counts.
 
 mod blobs;
 mod layers;
@@ -16,6 +17,7 @@ mod leftovers;
 mod names;
 mod options;
 pub(crate) mod rebuild;
+mod remnants;
 mod report;
 
 use std::collections::HashSet;
@@ -39,6 +41,8 @@ impl Store {
         self.0.check_names(options.repair, &mut report)?;
         self.0.check_blobs(options.repair, &mut report)?;
         self.0.check_layers(options, &mut report)?;
+        self.0.check_remnants(options, &mut report)?;
+        self.0.check_indexes(options.repair, &mut report)?;
         self.0.check_leftovers(options.repair, &mut report)?;
         if options.repair {
             self.0.note_missing_images()?;

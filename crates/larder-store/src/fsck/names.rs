@@ -3,15 +3,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::report::{FsckReport, RepairState, StoreDamage};
+use crate::lazy::start_reads::StartReads;
 use crate::snapshots::{find_snapshots, keep_lost_snapshots};
 use crate::store::commit::{for_uses, put_uses};
 use crate::store::db::{
-    DbError, DbRead, DbResult, DbTable, DbTransaction, IMAGES, LAYERS, LEASES, MOUNTS, NAMES, SNAPSHOTS,
-    TRANSFERS, USES, decode, encode,
+    DbError, DbRead, DbResult, DbTable, DbTransaction, IMAGES, LAYERS, LEASES, MOUNTS, NAMES, REMNANTS,
+    SNAPSHOTS, START_READS, TRANSFERS, USES, decode, encode,
 };
 use crate::store::error::StoreErrorContext as _;
 use crate::store::layer_file::read_record;
 use crate::store::listing::{disk_bytes, put_image};
+use crate::store::remnants::RemnantRecord;
 use crate::store::{
     BlobSource, ImageRecord, LayerKey, LayerRecord, LeaseRecord, MountRecord, OpenStore, SnapshotRecord,
     StoreError,
@@ -28,7 +30,9 @@ impl OpenStore {
             unreadable::<Vec<BlobSource>>(reader, TRANSFERS, &mut bad)?;
             unreadable::<LeaseRecord>(reader, LEASES, &mut bad)?;
             unreadable::<MountRecord>(reader, MOUNTS, &mut bad)?;
-            unreadable::<SnapshotRecord>(reader, SNAPSHOTS, &mut bad)
+            unreadable::<SnapshotRecord>(reader, SNAPSHOTS, &mut bad)?;
+            unreadable::<StartReads>(reader, START_READS, &mut bad)?;
+            unreadable::<RemnantRecord>(reader, REMNANTS, &mut bad)
         })?;
         let lost_snapshots = repair && bad.iter().any(|(table, _)| *table == SNAPSHOTS);
         for (table, error) in bad {
@@ -148,4 +152,28 @@ pub(super) fn write_names(writer: &DbTransaction) -> DbResult<()> {
         put_image(writer, &mut image)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fsck::FsckOptions;
+    use crate::store::{Store, StoreConfig};
+
+    #[test]
+    fn unreadable_records_of_caches_are_found_and_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(&dir.path().join("store"), StoreConfig::default()).unwrap();
+        for table in [REMNANTS, START_READS] {
+            let put = |writer: &DbTransaction| Ok(writer.put_raw(table, "key", b"{")?);
+            store.0.db.write("damage a record", put).unwrap();
+            let check = |repair| store.fsck(&FsckOptions { repair, ..FsckOptions::default() });
+            let repaired = check(true).unwrap();
+            assert!(matches!(
+                repaired.problems[..],
+                [crate::fsck::FsckProblem { found: StoreDamage::Record { .. }, .. }]
+            ));
+            assert_eq!(check(false).unwrap().problems, []);
+        }
+    }
 }

@@ -16,6 +16,8 @@ pub struct FsckReport {
     pub images: u64,
     /// Layers that were checked.
     pub layers: u64,
+    /// Remnants of removed layers that were checked.
+    pub remnants: u64,
     /// The problems found.
     pub problems: Vec<FsckProblem>,
     /// Content that a pull must fetch to complete images, each item once.
@@ -75,7 +77,12 @@ impl fmt::Display for FsckProblem {
         self.found.fmt(f)?;
         match (self.repair, &self.found) {
             (RepairState::Open, _) => Ok(()),
-            (RepairState::Repaired, StoreDamage::Leftover { .. }) => f.write_str(" (removed)"),
+            (
+                RepairState::Repaired,
+                StoreDamage::Leftover { .. }
+                | StoreDamage::RemnantDamaged { .. }
+                | StoreDamage::IndexDamaged { .. },
+            ) => f.write_str(" (removed)"),
             (RepairState::Repaired, _) => f.write_str(" (repaired)"),
             (RepairState::AwaitsPull, StoreDamage::BlobDamaged { .. }) => {
                 f.write_str(" (removed; the next pull or load of the image brings it back)")
@@ -152,6 +159,20 @@ pub enum StoreDamage {
         /// Why not.
         reason: String,
     },
+    /// What is kept of a removed layer is not as it was kept.
+    #[error("damaged remnant of removed layer {key}: {damage}")]
+    RemnantDamaged {
+        /// The removed layer.
+        key: LayerKey,
+        /// Damage: `content differs`.
+        damage: &'static str,
+    },
+    /// The index of a layer is not as it was written.
+    #[error("damaged index of layer {key}")]
+    IndexDamaged {
+        /// The layer.
+        key: LayerKey,
+    },
     /// The files of a snapshot whose record was lost with the database. A container may have written them.
     #[error("lost snapshot: no record, its files are in {}", path.display())]
     LostSnapshot {
@@ -177,6 +198,12 @@ impl StoreDamage {
                 "copy the files that are needed, then remove the directory".into()
             }
             StoreDamage::LayerUnchecked { .. } => "if permission is denied, run as root".into(),
+            StoreDamage::RemnantDamaged { .. } => Hint::new()
+                .command(["fsck", "--repair"])
+                .text(" removes it; the next pull of the layer fetches all of it"),
+            StoreDamage::IndexDamaged { .. } => Hint::new()
+                .command(["fsck", "--repair"])
+                .text(" removes it; only a repair of the layer needs it, which then fetches all of it"),
             _ => Hint::new().command(["fsck", "--repair"]).text(" repairs it"),
         }
     }

@@ -40,6 +40,17 @@ pub(crate) struct LayerIndex {
     pub(crate) checkpoints: Vec<Checkpoint>,
 }
 
+/// The file of an index, as it was read.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum IndexFile {
+    /// There is none.
+    Missing,
+    /// Its bytes do not have their digest.
+    Damaged,
+    /// An index, perhaps of another layer or blob.
+    Index(LayerIndex),
+}
+
 /// The layer that an index is of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LayerIndexHead {
@@ -181,26 +192,37 @@ impl Store {
 
     /// The index of a layer; `None` if there is none, or it is damaged, or of another layer.
     pub(crate) fn index_of(&self, layer: &LayerRecord) -> Result<Option<LayerIndex>, StoreError> {
-        let doing = "read the index of a layer";
-        let path = self.0.layout.index(&layer.key);
-        let file = match fs_err::File::open(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            file => file.context(doing)?,
-        };
-        let mut bytes = Vec::new();
-        file.take(MAX_BYTES).read_to_end(&mut bytes).context(doing)?;
-        Ok(LayerIndex::decode(&bytes).filter(|index| index.is_of(layer)))
+        self.0.index_of(layer)
     }
 }
 
 impl OpenStore {
+    /// Reads the index of a layer, whatever layer and blob it is of.
+    pub(crate) fn read_index(&self, key: &LayerKey) -> Result<IndexFile, StoreError> {
+        let doing = "read the index of a layer";
+        let file = match fs_err::File::open(self.layout.index(key)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(IndexFile::Missing),
+            file => file.context(doing)?,
+        };
+        let mut bytes = Vec::new();
+        file.take(MAX_BYTES).read_to_end(&mut bytes).context(doing)?;
+        Ok(LayerIndex::decode(&bytes).map_or(IndexFile::Damaged, IndexFile::Index))
+    }
+
+    pub(super) fn index_of(&self, layer: &LayerRecord) -> Result<Option<LayerIndex>, StoreError> {
+        match self.read_index(&layer.key)? {
+            IndexFile::Index(index) if index.is_of(layer) => Ok(Some(index)),
+            _ => Ok(None),
+        }
+    }
+
     /// Disk usage of a layer's file at this path, and of the layer's index.
     pub(super) fn measure_layer(&self, path: &Path, key: &LayerKey) -> Result<DiskSpace, StoreError> {
         Ok(measure(path).context("measure a layer")? + self.index_space(key))
     }
 
     /// Disk usage of a layer's index.
-    pub(super) fn index_space(&self, key: &LayerKey) -> DiskSpace {
+    pub(crate) fn index_space(&self, key: &LayerKey) -> DiskSpace {
         taken(&self.layout.index(key))
     }
 

@@ -219,6 +219,12 @@ impl LayerRecord {
         LayerRecord { key, facts, erofs, usage, remnant, present: true, damaged: false, partial: None }
     }
 
+    /// Notes that the layer's index, which took this space, was removed: without it, no remnant can be kept.
+    pub(crate) fn forget_index(&mut self, index: DiskSpace) {
+        self.usage = index.shortfall_to(self.usage);
+        self.remnant = DiskSpace::ZERO;
+    }
+
     /// Returns true when the layer looks the same on top of any layers: its archive implies no directory.
     pub(crate) fn fits_any_lowers(&self) -> bool {
         self.erofs.implied_bytes == 0

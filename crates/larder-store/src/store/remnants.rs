@@ -27,7 +27,7 @@ use super::references::{ItemReference, ReferencedItem};
 use super::usage::taken;
 use crate::disk::{DiskSpace, FileOpenMode, ensure_dir, free_space};
 use crate::erofs::ErofsFile;
-use crate::erofs::digest::{FIRST_BLOCK, pieces_of};
+use crate::erofs::digest::{FIRST_BLOCK, LayerCheck, pieces_of};
 use crate::lazy::group::open_to_check;
 
 /// A remnant takes less than this part of its layer's file; more would be fetched about as fast.
@@ -170,6 +170,13 @@ impl OpenStore {
             return Err(io::Error::from(io::ErrorKind::StorageFull)).context(doing);
         }
         check_metadata(&file, layer).context(doing)?;
+        if self.index_of(layer)?.is_none() {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "its index is damaged, or of another blob",
+            ))
+            .context(doing);
+        }
         let sha256 = self.copy_remnant(&file, staged, &layer.erofs).context(doing)?;
         self.db.write(doing, |writer| {
             let numbers = writer.all::<RemnantRecord>(REMNANTS)?.into_iter().map(|remnant| remnant.number);
@@ -187,21 +194,33 @@ impl OpenStore {
 
     /// Copies the parts of a layer's file that its remnant has, from a layer or a remnant. Returns their digest.
     fn copy_remnant(&self, from: &Path, to: &Path, erofs: &ErofsFile) -> io::Result<String> {
-        let from = open_to_check(from)?;
         let to = self.disk.open(to, FileOpenMode::CreateNew)?;
-        let (mut digest, mut buffer) = (DigestHasher::sha256(), vec![0; BUFFER]);
-        for range in [0..FIRST_BLOCK, erofs.metadata_start..erofs.end_of_digests()] {
-            let mut at = range.start;
-            while at < range.end {
-                let length = usize::try_from(range.end - at).unwrap_or(usize::MAX).min(BUFFER);
-                let bytes = &mut buffer[..length];
-                from.read_exact_at(bytes, at)?;
-                to.write_all_at(bytes, at)?;
-                digest.update(&*bytes);
-                at += length as u64;
-            }
+        read_remnant(from, erofs, |bytes, at| to.write_all_at(bytes, at))
+    }
+
+    /// Returns the damage of a remnant or of its index, if any.
+    pub(crate) fn check_remnant(
+        &self,
+        remnant: &RemnantRecord,
+        check: LayerCheck,
+    ) -> Result<Option<&'static str>, StoreError> {
+        let doing = "check the remnant of a layer";
+        let RemnantRecord { layer, sha256, .. } = remnant;
+        let path = self.layout.remnant(&layer.key);
+        let has_all = match fs_err::metadata(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Some("missing")),
+            found => found.context(doing)?.len() == layer.erofs.end_of_digests(),
+        };
+        if !has_all {
+            return Ok(Some("size differs"));
         }
-        Ok(digest.finish().hex().to_owned())
+        let is_compared = !matches!(check, LayerCheck::Size);
+        if is_compared && read_remnant(&path, &layer.erofs, |_, _| Ok(())).context(doing)? != *sha256 {
+            return Ok(Some("content differs"));
+        }
+        // A layer that is here may have the index of another blob.
+        let has_index = self.layout.layer(&layer.key).exists() || self.index_of(layer)?.is_some();
+        Ok((!has_index).then_some("its index is missing or damaged"))
     }
 
     /// Remnants that are not kept any more: of layers that are here again, and the oldest beyond the space for all.
@@ -242,7 +261,7 @@ impl OpenStore {
     }
 
     /// Removes remnants that no pull uses. Returns the space that this frees.
-    pub(super) fn discard_remnants(&self, remnants: &[RemnantRecord]) -> Result<DiskSpace, StoreError> {
+    pub(crate) fn discard_remnants(&self, remnants: &[RemnantRecord]) -> Result<DiskSpace, StoreError> {
         let doing = "remove remnants of layers";
         if remnants.is_empty() {
             return Ok(DiskSpace::ZERO);
@@ -295,6 +314,28 @@ impl OpenStore {
         }
         Ok(usage)
     }
+}
+
+/// Reads the parts of a layer's file that its remnant has, with the offset of each. Returns their digest.
+fn read_remnant(
+    path: &Path,
+    erofs: &ErofsFile,
+    mut visit: impl FnMut(&[u8], u64) -> io::Result<()>,
+) -> io::Result<String> {
+    let file = open_to_check(path)?;
+    let (mut digest, mut buffer) = (DigestHasher::sha256(), vec![0; BUFFER]);
+    for range in [0..FIRST_BLOCK, erofs.metadata_start..erofs.end_of_digests()] {
+        let mut at = range.start;
+        while at < range.end {
+            let length = usize::try_from(range.end - at).unwrap_or(usize::MAX).min(BUFFER);
+            let bytes = &mut buffer[..length];
+            file.read_exact_at(bytes, at)?;
+            visit(bytes, at)?;
+            digest.update(&*bytes);
+            at += length as u64;
+        }
+    }
+    Ok(digest.finish().hex().to_owned())
 }
 
 /// Fails if metadata of a layer's file is damaged. That of pieces whose data is missing was checked before.

@@ -2,6 +2,8 @@
 
 use std::io::Write as _;
 
+use larder_store::fsck::{FsckReport, RepairState, StoreDamage};
+
 use super::*;
 
 /// The first file of [`many_files`].
@@ -166,17 +168,100 @@ async fn damage_of_what_is_kept_is_found_and_the_layer_is_fetched() {
     let image = fixture.put(&registry);
     for damaged in ["remnants", "indexes"] {
         pull_and_remove(&node, &image).await;
-        let dir = node.dir.path().join("store").join(damaged);
-        let path = fs_err::read_dir(dir).unwrap().next().unwrap().unwrap().path();
-        let mut bytes = fs_err::read(&path).unwrap();
-        let at = bytes.len() - 200;
-        bytes[at] ^= 1;
-        fs_err::write(&path, &bytes).unwrap();
+        damage_file_in(&node, damaged);
     }
     let pulled = node.pull(&image).await;
     assert!(!node.is_partial(&pulled), "it was fetched as a whole");
     let checked = node.store().fsck(&FsckOptions { contents: true, ..FsckOptions::default() }).unwrap();
     assert!(checked.problems.is_empty(), "{:?}", checked.problems);
+}
+
+/// Changes a byte of the one file in this directory of the store.
+fn damage_file_in(node: &LazyNode, dir: &str) {
+    let dir = node.dir.path().join("store").join(dir);
+    let path = fs_err::read_dir(dir).unwrap().next().unwrap().unwrap().path();
+    let mut bytes = fs_err::read(&path).unwrap();
+    let at = bytes.len() - 200;
+    bytes[at] ^= 1;
+    fs_err::write(&path, &bytes).unwrap();
+}
+
+fn check(node: &LazyNode, repair: bool) -> FsckReport {
+    node.store().fsck(&FsckOptions { repair, ..FsckOptions::default() }).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fsck_finds_damage_of_what_is_kept_and_removes_it() {
+    let Some(node) = new_node().await else { return };
+    let (registry, fixture) = (FaultRegistry::start(), gzip_layer("app", &many_files()));
+    let image = fixture.put(&registry);
+    for (damaged, shown) in [("remnants", "content differs"), ("indexes", "its index is missing or damaged")]
+    {
+        pull_and_remove(&node, &image).await;
+        let sound = check(&node, false);
+        assert_eq!((sound.remnants, &sound.problems[..]), (1, &[][..]), "{damaged}");
+        damage_file_in(&node, damaged);
+        let found = check(&node, false);
+        let StoreDamage::RemnantDamaged { damage, .. } = &found.problems[0].found else {
+            panic!("{found:?}")
+        };
+        assert_eq!((*damage, found.problems.len(), found.is_sound()), (shown, 1, false), "{damaged}");
+        assert_eq!(
+            node.store()
+                .fsck(&FsckOptions { contents: false, ..FsckOptions::default() })
+                .unwrap()
+                .problems
+                .len(),
+            usize::from(damaged == "indexes"),
+            "a quick check reads no contents of remnants"
+        );
+        let repaired = check(&node, true);
+        assert_eq!(repaired.problems[0].repair, RepairState::Repaired, "{damaged}");
+        assert!(repaired.problems[0].to_string().ends_with(" (removed)"), "{repaired:?}");
+        assert!(repaired.is_sound(), "{damaged}: a cache is no content");
+        let after = check(&node, false);
+        assert_eq!((after.remnants, &after.problems[..]), (0, &[][..]), "{damaged}");
+        assert_eq!(names_in(&node, "indexes") + names_in(&node, "remnants"), 0, "{damaged}");
+    }
+}
+
+fn names_in(node: &LazyNode, dir: &str) -> usize {
+    fs_err::read_dir(node.dir.path().join("store").join(dir)).unwrap().count()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fsck_finds_damage_of_an_index_and_removes_it() {
+    let Some(node) = new_node().await else { return };
+    let (registry, fixture) = (FaultRegistry::start(), gzip_layer("app", &many_files()));
+    let pulled = node.pull(&fixture.put(&registry)).await;
+    damage_file_in(&node, "indexes");
+    let found = check(&node, false);
+    let key = pulled.layers[0].key.clone();
+    assert_eq!(found.problems.len(), 1);
+    assert_eq!(found.problems[0].found, StoreDamage::IndexDamaged { key });
+    assert!(!found.is_sound());
+    assert!(check(&node, true).is_sound());
+    assert_eq!((check(&node, false).problems, names_in(&node, "indexes")), (Vec::new(), 0));
+    node.store().empty_trash().unwrap();
+    let root = node.dir.path().join("store");
+    assert_eq!(node.store().usage().unwrap().total().bytes, du(&root), "its space counts no more");
+    let usage = node.store().image_usages().unwrap().remove(0);
+    assert_eq!(usage.unique, usage.total, "no remnant is promised");
+    assert_eq!(node.store().image(pulled.id.as_str()).unwrap().unwrap().disk_bytes, usage.total.bytes);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_remnant_with_the_index_of_another_blob_is_not_kept() {
+    let Some(node) = new_node().await else { return };
+    let registry = FaultRegistry::start();
+    let (first, second) = (gzip_layer("first", &many_files()), layer("second", &many_files(), zstd_frames));
+    for fixture in [&first, &second] {
+        node.pull(&fixture.put(&registry)).await;
+    }
+    for image in node.store().images().unwrap() {
+        remove(&node, &image);
+    }
+    assert_eq!(check(&node, false).problems, []);
 }
 
 #[tokio::test(flavor = "multi_thread")]
