@@ -5,7 +5,7 @@ use std::io;
 use larder::hint::Hint;
 use larder::reference::Digest;
 
-use crate::store::StoreError;
+use crate::store::{StoreError, damage_hint};
 use crate::unpack::{MergeError, RebuildError};
 
 /// Why images could not be exported.
@@ -21,9 +21,11 @@ pub enum ExportError {
         /// Its digest.
         digest: Digest,
     },
-    /// A layer was found damaged before.
-    #[error("layer {layer} is damaged")]
+    /// A layer is damaged, and recorded as that.
+    #[error("{image} is damaged: layer {layer}")]
     Damaged {
+        /// A name of the image, or its ID.
+        image: String,
         /// Its diff ID.
         layer: Digest,
     },
@@ -87,6 +89,20 @@ impl ExportError {
         }
     }
 
+    /// Returns true if damage of a layer may be the reason.
+    pub(super) fn may_be_damage(&self) -> bool {
+        match self {
+            ExportError::Layer { .. } | ExportError::LayerSize { .. } => true,
+            ExportError::Files(cause) => !matches!(cause, MergeError::TooManyLinks),
+            ExportError::Store(_)
+            | ExportError::Blob { .. }
+            | ExportError::Damaged { .. }
+            | ExportError::Incomplete { .. }
+            | ExportError::Compressed { .. }
+            | ExportError::Output(_) => false,
+        }
+    }
+
     /// The next step.
     pub fn hint(&self) -> Option<Hint> {
         let repair = || Hint::new().command(["fsck", "--repair"]).text(" fetches damaged layers again");
@@ -110,10 +126,8 @@ impl ExportError {
                 Hint::from("copy it from its registry: oras copy, or write its files: ")
                     .command(["export", "ARTIFACT", "DIR"])
             }
-            ExportError::Blob { .. }
-            | ExportError::Damaged { .. }
-            | ExportError::Layer { .. }
-            | ExportError::Files(_) => repair(),
+            ExportError::Damaged { image, .. } => damage_hint(image),
+            ExportError::Blob { .. } | ExportError::Layer { .. } | ExportError::Files(_) => repair(),
             ExportError::Output(_) => return None,
         })
     }

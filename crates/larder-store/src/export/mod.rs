@@ -16,7 +16,9 @@ use larder::reference::{Digest, ImageName, Reference};
 
 pub use error::ExportError;
 
+use crate::erofs::digest::LayerCheck;
 use crate::store::error::StoreErrorContext as _;
+use crate::store::layer_check::check_layer_file;
 use crate::store::{ImageRecord, LayerHandle, Store, StoreError};
 use crate::unpack::{HoleEncoding, MergedLayers, rebuild_archive, rebuild_file, write_merged_files};
 use larder_registry::manifest::ArtifactFile;
@@ -34,6 +36,7 @@ pub struct ExportRequest {
 /// Images that are being exported. Their layers remain while this exists, even if the images are removed.
 #[derive(Debug)]
 pub struct ImageExport {
+    store: Store,
     images: Vec<ExportedImage>,
 }
 
@@ -68,7 +71,7 @@ impl Store {
             };
             exported.names.extend(name.clone().filter(|name| !exported.names.contains(name)));
         }
-        Ok(ImageExport { images })
+        Ok(ImageExport { store: self.clone(), images })
     }
 
     fn open_export(&self, record: ImageRecord) -> Result<ExportedImage, ExportError> {
@@ -77,7 +80,8 @@ impl Store {
             let found = self.layer(&layer.key)?;
             let found = found.ok_or_else(|| StoreError::NoLayer { key: layer.key.clone() })?;
             if found.record().damaged {
-                return Err(ExportError::Damaged { layer: layer.diff_id.clone() });
+                let (image, layer) = (record.name().to_owned(), layer.diff_id.clone());
+                return Err(ExportError::Damaged { image, layer });
             }
             if found.record().partial.is_some() {
                 let (image, layer) = (record.name().to_owned(), layer.diff_id.clone());
@@ -108,7 +112,7 @@ impl ImageExport {
     /// there too: a load gives the images the digests that they have in their repositories. An artifact has its own
     /// manifest, config and blobs.
     pub fn write_oci(&self, out: &mut dyn Write) -> Result<(), ExportError> {
-        oci::write(&self.images, out)
+        oci::write(&self.images, out).map_err(|error| self.damage_or(error))
     }
 
     /// Writes the files of the first image as a tar archive, as a container would see them.
@@ -116,7 +120,30 @@ impl ImageExport {
         let Some(image) = self.images.first() else { return Ok(()) };
         let layers = image.layers.iter().rev().map(LayerHandle::open);
         let layers = layers.collect::<io::Result<_>>().and_then(MergedLayers::new).context("open a layer")?;
-        write_merged_files(&layers, holes, out).map_err(ExportError::from)
+        write_merged_files(&layers, holes, out).map_err(|error| self.damage_or(ExportError::from(error)))
+    }
+
+    /// Compares the layers with their digests after a failure that damage may be the reason of, and records the damage
+    /// as a check of the store does: the next pull then replaces what is damaged.
+    fn damage_or(&self, error: ExportError) -> ExportError {
+        if !error.may_be_damage() {
+            return error;
+        }
+        let mut first = None;
+        for image in &self.images {
+            for layer in &image.layers {
+                let checked = check_layer_file(layer.record(), layer.path(), LayerCheck::Content);
+                if !matches!(checked, Ok(Some(_))) {
+                    continue;
+                }
+                if let Err(error) = self.store.0.note_damaged(layer.key(), true) {
+                    tracing::warn!(layer = %layer.key(), %error, "cannot record a damaged layer");
+                }
+                let (name, layer) = (image.record.name().to_owned(), &layer.record().facts.diff_id);
+                first.get_or_insert_with(|| ExportError::Damaged { image: name, layer: layer.clone() });
+            }
+        }
+        first.unwrap_or(error)
     }
 }
 

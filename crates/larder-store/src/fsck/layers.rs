@@ -57,17 +57,6 @@ impl OpenStore {
         })
     }
 
-    /// Records whether a layer is damaged.
-    pub(crate) fn note_damaged(&self, key: &LayerKey, damaged: bool) -> Result<(), StoreError> {
-        self.db.write("record a damaged layer", |writer| {
-            if let Some(mut layer) = writer.get::<LayerRecord>(LAYERS, key.as_str())? {
-                layer.damaged = damaged;
-                writer.put(LAYERS, key.as_str(), &layer)?;
-            }
-            Ok(())
-        })
-    }
-
     fn check_layer(&self, layer: &LayerRecord, options: &FsckOptions) -> Option<StoreDamage> {
         let (key, path) = (&layer.key, self.layout.layer(&layer.key));
         if !path.exists() {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use larder::hint::Hint;
 use larder::reference::ImageName;
 
-use crate::store::{LayerKey, StoreError};
+use crate::store::{LayerKey, StoreError, damage_hint};
 
 /// Why an image could not be mounted or unmounted.
 #[derive(Debug, thiserror::Error)]
@@ -22,7 +22,7 @@ pub enum MountError {
         image: ImageName,
     },
     /// `fsck` found a layer damaged.
-    #[error("layer {key} is damaged")]
+    #[error("{image} is damaged: layer {key}")]
     Damaged {
         /// The layer.
         key: LayerKey,
@@ -109,10 +109,12 @@ pub enum MountError {
         target: PathBuf,
     },
     /// Data of a layer is missing, and nothing is there to bring it when it is read.
-    #[error("layer {key} is incomplete, and this process does not fill it while it is read")]
+    #[error("{image} is incomplete (layer {key}), and this process does not fill it while it is read")]
     Incomplete {
         /// The layer.
         key: LayerKey,
+        /// The image, as it was asked for; else one of the layer's.
+        image: String,
     },
     /// The mount would hide files of the store, and then nothing could unmount it.
     #[error("cannot mount at {}: it would hide the store {}", target.display(), store.display())]
@@ -133,14 +135,10 @@ impl MountError {
         Some(match self {
             MountError::Store(error) => return error.hint(),
             MountError::Unprivileged { image } => without_root(image),
-            MountError::Damaged { image, .. } => Hint::new()
-                .command(["pull", image.as_str()].map(str::to_owned))
-                .text(" replaces it; without a registry, ")
-                .command(["load", "FILE"].map(str::to_owned)),
-            MountError::Incomplete { .. } => {
-                Hint::from("a daemon that pulls lazily fills it, as the setting pull.lazy says; to complete it now, ")
-                    .command(["complete", "IMAGE"].map(str::to_owned))
-            }
+            MountError::Damaged { image, .. } => damage_hint(image.as_str()),
+            MountError::Incomplete { image, .. } => Hint::new()
+                .command(["complete".to_owned(), image.clone()])
+                .text(" fetches the rest; a daemon that pulls lazily, as the setting pull.lazy says, fills it while it is read"),
             MountError::Target { target, cause } if cause.kind() == io::ErrorKind::NotFound => {
                 format!("create the directory: mkdir -p {}", target.display()).into()
             }

@@ -77,7 +77,9 @@ impl OpenStore {
         let target = self.layout.lower(layer.key());
         // Also where it is mounted: what guarded that mount may have been killed.
         if layer.record().partial.is_some() && !self.is_guarded(layer.key())? {
-            return Err(MountError::Incomplete { key: layer.key().clone() });
+            let key = layer.key().clone();
+            let image = self.names_of_images_with(&key)?.into_iter().next();
+            return Err(MountError::Incomplete { image: image.unwrap_or_else(|| key.to_string()), key });
         }
         if table.has_layer(&target) {
             return Ok(Some(target));

@@ -94,7 +94,12 @@ impl Store {
         let mut record = self.0.record_mount(record)?;
         if let Err(error) = self.0.make_overlay(&record, &place, &layers, options) {
             self.0.forget_mount(&record.id)?;
-            return Err(error);
+            return Err(match error {
+                MountError::Incomplete { key, .. } => {
+                    MountError::Incomplete { key, image: record.name.to_string() }
+                }
+                error => error,
+            });
         }
         record.mounted = true;
         let kept = record.clone();

@@ -11,7 +11,7 @@ use super::error::{StoreError, StoreErrorContext as _};
 use super::handle::{OpenStore, Store};
 use super::layout::{digest_of_name, names_in};
 use super::listing::{ImageListing, has_damaged_layer};
-use super::records::ImageRecord;
+use super::records::{ImageRecord, LayerKey};
 use crate::disk::replace;
 
 /// Fewest digits of an id that stand for the whole of it.
@@ -154,6 +154,20 @@ impl Store {
     /// The bytes of a manifest or config of an image; `None` if missing.
     pub fn blob(&self, digest: &Digest) -> Result<Option<Vec<u8>>, StoreError> {
         super::blobs::read_blob(&self.0.layout.blob(digest)).context("read a manifest or config")
+    }
+}
+
+impl OpenStore {
+    /// Names of the complete images that have a layer, one for each.
+    pub(crate) fn names_of_images_with(&self, layer: &LayerKey) -> Result<Vec<String>, StoreError> {
+        self.db.read("look up the images of a layer", |reader| {
+            let mut names = Vec::new();
+            for id in reader.endings(USES, &format!("layer/{layer}/"))? {
+                let image = reader.get::<ImageListing>(IMAGES, &id)?.filter(|image| image.complete);
+                names.extend(image.map(|image| image.name().to_owned()));
+            }
+            Ok(names)
+        })
     }
 }
 

@@ -42,6 +42,11 @@ impl From<&ImageRecord> for ImageListing {
 }
 
 impl ImageListing {
+    /// One of its names, or its ID.
+    pub(crate) fn name(&self) -> &str {
+        self.tags.iter().chain(&self.digests).next().map_or(self.id.as_str(), String::as_str)
+    }
+
     /// As a backend shows it.
     pub(crate) fn into_image(self) -> backend::Image {
         let (uid, username) = uid_and_name(&self.user);

@@ -32,18 +32,11 @@ impl Store {
 
     /// Reports that damage of a layer was repaired, or why reads of it fail.
     pub(crate) fn report_damage(&self, layer: &LayerKey, failure: Option<String>) {
-        let images = self.names_of_images_with(layer).unwrap_or_else(|error| {
+        let images = self.0.names_of_images_with(layer).unwrap_or_else(|error| {
             tracing::warn!(%error, %layer, "cannot name the images of a damaged layer");
             Vec::new()
         });
         self.0.verified.report_damage(&LayerDamage { layer: layer.clone(), images, failure });
-    }
-
-    /// Names of the images that have a layer, one for each.
-    pub(crate) fn names_of_images_with(&self, layer: &LayerKey) -> Result<Vec<String>, StoreError> {
-        let mut images = self.images()?;
-        images.retain(|image| image.has_layer(layer));
-        Ok(images.iter().map(|image| image.name().to_owned()).collect())
     }
 
     /// Verifies the reads of layers again that an earlier process has left guarded or mounted. Returns those that may

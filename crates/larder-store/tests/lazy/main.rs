@@ -816,7 +816,14 @@ fn a_lost_guard_is_reported_and_new_mounts_have_the_right_bytes() {
     let beside = dir.path().join("beside");
     fs_err::create_dir(&beside).unwrap();
     let refused = command.mount(pulled.id.as_str(), &beside, MountOptions::default(), SystemTime::now());
-    assert!(matches!(refused, Err(MountError::Incomplete { .. })), "{refused:?}");
+    let refused = refused.unwrap_err();
+    assert!(matches!(refused, MountError::Incomplete { .. }), "{refused:?}");
+    let (shown, hint) = (refused.to_string(), refused.hint().unwrap().to_string());
+    assert!(
+        shown.starts_with(&format!("{} is incomplete (layer ", pulled.id)),
+        "as it was asked for: {shown}"
+    );
+    assert!(hint.starts_with(&format!("larder complete {} ", pulled.id)), "{hint}");
     drop(command);
     assert!(fs_err::read(target.join("first")).unwrap() != fixture.files()[0].1, "nothing guards it");
     registry.clear_faults();

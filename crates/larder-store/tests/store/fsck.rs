@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use larder_store::export::{ExportError, ExportRequest};
 use larder_store::fsck::{FsckOptions, FsckReport, MissingContent, RepairState, StoreDamage};
 use larder_store::mounts::{MountError, MountOptions};
 use larder_store::store::{
@@ -258,6 +259,10 @@ fn an_image_with_a_damaged_layer_is_listed_and_neither_usable_nor_mounted() {
     assert_eq!(usable(), None);
     assert!(store.usable_image_summary("web").unwrap().is_some());
     assert!(store.image_summary("app").unwrap().is_some(), "GC and rm can remove it");
+    let damaged = store.damaged_images().unwrap();
+    let key = store.image("app").unwrap().unwrap().layers[0].key.clone();
+    assert_eq!(damaged.len(), 1, "{damaged:?}");
+    assert_eq!((&*damaged[0].name, &damaged[0].layers), ("docker.io/library/app:latest", &vec![key]));
     let target = scratch.dir.path().join("mnt");
     fs_err::create_dir(&target).unwrap();
     if can_mount() {
@@ -267,6 +272,28 @@ fn an_image_with_a_damaged_layer_is_listed_and_neither_usable_nor_mounted() {
     }
     unpacked(store, "app", &[("bin/tool", "#!tool"), ("etc/conf", "a=1")]);
     assert!(usable().is_some());
+    assert_eq!(store.damaged_images().unwrap(), []);
+}
+
+#[test]
+fn an_export_that_meets_damage_records_it_and_names_the_image() {
+    let scratch = two_images();
+    let store = &scratch.store;
+    damage_layer(&layer_dir(store, "app"));
+    let request = |image: &str| ExportRequest { image: image.into(), name: None };
+    let both = [request("web"), request("app")];
+    let failed = store.begin_export(&both).unwrap().write_oci(&mut std::io::sink()).unwrap_err();
+    assert!(matches!(failed, ExportError::Damaged { .. }), "{failed:?}");
+    let layer = store.image("app").unwrap().unwrap().layers[0].diff_id.clone();
+    assert_eq!(failed.to_string(), format!("docker.io/library/app:latest is damaged: layer {layer}"));
+    let hint = failed.hint().unwrap().to_string();
+    assert!(hint.starts_with("larder pull docker.io/library/app:latest "), "{hint}");
+    assert_eq!(store.damaged_images().unwrap().len(), 1, "it is recorded");
+    let refused = store.begin_export(&both).unwrap_err();
+    assert_eq!(refused.to_string(), failed.to_string());
+    let failed = store.begin_export(&[request("web")]).unwrap().write_oci(&mut std::io::sink()).unwrap_err();
+    assert!(matches!(failed, ExportError::Layer { .. }), "it lacks the record of its archive: {failed:?}");
+    assert_eq!(store.damaged_images().unwrap().len(), 1, "which is no damage");
 }
 
 /// Everything but the bytes of the old database, which is gone.
