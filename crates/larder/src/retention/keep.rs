@@ -9,7 +9,7 @@ use crate::gc::MAX_LABEL_VALUE;
 use crate::gc::unix_millis::{UnixMillis, millis};
 use crate::glob;
 use crate::go_format;
-use crate::reference::{Digest, ImageId, PLATFORM_MARK};
+use crate::reference::{Digest, ImageId, PLATFORM_MARK, Reference};
 
 /// A keep rule.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -89,6 +89,7 @@ impl KeepRule {
                 "empty repository; use * for each repository"
             }
             Selector::Newest { count: 0, .. } => "newest must be 1 or more",
+            Selector::Name(text) | Selector::Newest { repository: text, .. } => return pattern_problem(text),
             _ => return None,
         };
         Some(problem.to_owned())
@@ -249,6 +250,44 @@ fn newest(repository: &str, count: usize, images: &[KeepRuleInput<'_>]) -> Vec<u
     chosen.sort_unstable();
     chosen.dedup();
     chosen
+}
+
+/// Why a pattern matches no name of any image, with the next step.
+fn pattern_problem(pattern: &str) -> Option<String> {
+    if !pattern.contains(['*', '?']) {
+        let (name, _) = pattern.split_once(PLATFORM_MARK).unwrap_or((pattern, ""));
+        let error = Reference::parse(name).err().filter(|_| Digest::parse(pattern).is_err())?;
+        let next = error.hint().map_or_else(String::new, |hint| format!("; {hint}"));
+        return Some(format!("{}: {}{next}", go_format::quote(pattern), error.kind()));
+    }
+    let of_names = |letter: char| letter.is_ascii_alphanumeric() || "*?._-/:@#+[]".contains(letter);
+    if let Some(other) = pattern.chars().find(|letter| !of_names(*letter)) {
+        let (pattern, other) = (go_format::quote(pattern), other.to_string());
+        let other = go_format::quote(&other);
+        return Some(format!(
+            "{pattern}: no image name has {other}; use * for any text, ? for one character"
+        ));
+    }
+    // An IPv6 address is the only part of a name with brackets: at its start, before a port or a slash.
+    let address = pattern.strip_prefix('[').and_then(|rest| rest.split_once(']'));
+    let rest = address.map_or(pattern, |(_, rest)| rest);
+    if rest.contains(['[', ']']) {
+        let pattern = go_format::quote(pattern);
+        return Some(format!(
+            "{pattern}: sets of characters in brackets are not supported; use * for any text, ? for one character"
+        ));
+    }
+    let (repository, _) = rest.rsplit_once('/')?;
+    let mut parts = repository.split('/');
+    // A registry may have upper-case letters.
+    let host = parts.next().filter(|host| !host.contains(['.', ':', '*', '?']));
+    if host.into_iter().chain(parts).any(|part| part.contains(|letter: char| letter.is_ascii_uppercase())) {
+        let pattern = go_format::quote(pattern);
+        return Some(format!(
+            "{pattern}: repository names have no upper-case letters; write them in lower case"
+        ));
+    }
+    None
 }
 
 /// A name without tag, digest and platform.

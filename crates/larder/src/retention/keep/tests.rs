@@ -200,3 +200,46 @@ fn a_rule_returns_the_name_that_it_matches() {
         assert_eq!(KeepRule::new(select.clone()).parse_selector(&names), meant, "{select:?}");
     }
 }
+
+#[test]
+fn a_pattern_that_no_name_can_match_is_refused() {
+    let problem = |pattern: &str| KeepRule::new(Selector::Name(pattern.to_owned())).problem();
+    for (bad, shown) in [
+        (
+            "Bad/[x",
+            "\"Bad/[x\": invalid reference format; expected [registry[:port]/]repository[:tag][@digest]",
+        ),
+        ("Bad", "lower case"),
+        ("shop/[ab]*", "brackets are not supported; use * for any text"),
+        ("Bad/*", "write them in lower case"),
+        ("registry.example/Team/*:1", "write them in lower case"),
+        ("shop/web *", "no image name has \" \""),
+        ("{a,b}/*", "no image name has \"{\""),
+        ("shop/web:", "add a tag"),
+    ] {
+        let found = problem(bad).unwrap_or_else(|| panic!("{bad} is refused"));
+        assert!(found.contains(shown), "{bad}: {found}");
+    }
+    let digest = format!("sha256:{}", "a".repeat(64));
+    for good in [
+        "*",
+        "shop/*",
+        "busybox",
+        "docker.io/library/*:1.?",
+        "127.0.0.1:5000/*",
+        "REGISTRY.example/app:V1",
+        "Registry.example/*:RC-*",
+        "*/app@sha256:*",
+        "[::1]:5000/*",
+        "*:5*/app",
+        "app*_",
+        "app:1#linux/arm64",
+        "*#linux/*",
+        &digest,
+        &format!("app@{digest}"),
+    ] {
+        assert_eq!(problem(good), None, "{good}");
+    }
+    let newest = Selector::Newest { repository: "Team/x*".into(), count: 2 };
+    assert!(KeepRule::new(newest).problem().is_some());
+}
