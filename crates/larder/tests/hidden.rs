@@ -9,8 +9,9 @@ use larder::credentials::{
     Credential, DockerConfig, DockerConfigEntry, NodeDockerConfig, NodeKeyring, PullSecret, Secret,
     SecretCoordinates,
 };
+use larder::events::{EventReason, RingSink};
 use larder::hidden::{HiddenImages, PrefetchCredentials};
-use larder::pod::Pod;
+use larder::pod::{ObjectRef, Pod};
 use larder::pull::{EnsureRequest, ImageManager, PullPolicy};
 use larder_testkit::fake_backend::{BackendCall, FakeBackend, ScriptedPull, image};
 
@@ -162,10 +163,12 @@ async fn what_cannot_be_hidden_is_not_pulled_and_a_damaged_file_hides_all() {
 #[tokio::test]
 async fn credentials_are_not_used_ahead_of_a_kubelet_that_sees_the_images() {
     let backend = backend();
+    let events = Arc::new(RingSink::new(10));
     let manager = ImageManager::new(Arc::new(backend.clone()))
+        .with_events(events.clone())
         .with_prefetch_credentials(PrefetchCredentials::Withhold(None));
     let request = EnsureRequest::new(APP, PullPolicy::Always, Pod::default());
-    let request = EnsureRequest { secrets: secret(), ..request };
+    let request = EnsureRequest { secrets: secret(), target: Some(ObjectRef::node("n")), ..request };
     for (ahead_of_kubelet, users) in [(true, vec![None]), (false, vec![None, Some("bob".to_owned())])] {
         manager.ensure(&EnsureRequest { ahead_of_kubelet, ..request.clone() }).await.unwrap();
         let pulls =
@@ -177,8 +180,15 @@ async fn credentials_are_not_used_ahead_of_a_kubelet_that_sees_the_images() {
         backend.on_pull_of(APP, ScriptedPull::fails("401"));
         let error = manager.ensure(&EnsureRequest { ahead_of_kubelet: true, ..request.clone() }).await;
         let message = error.expect_err("refused, then in back-off").message;
-        assert!(message.contains("401; pulled without its credentials"), "{message}");
+        let (_, end) = message.split_once("401").expect("the registry's answer");
+        assert!(end.starts_with("; pulled without its credentials"), "{message}");
+        assert_eq!(end.matches("; ").count(), 1, "once: {end}");
+        assert!(end.len() < 128, "an image set's status has it whole: {end}");
     }
+    let failed: Vec<_> =
+        events.snapshot().into_iter().filter(|event| event.reason == EventReason::Failed).collect();
+    assert_eq!(failed.len(), 1);
+    assert!(failed[0].message.contains("401; pulled without its credentials"), "{}", failed[0].message);
 }
 
 /// Waits until a pull of a pod is held, as many as given in all.

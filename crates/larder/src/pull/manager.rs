@@ -14,12 +14,14 @@ use tracing::{Instrument as _, Span};
 
 use super::backoff::{Backoff, CredentialHashes};
 use super::config::{DuplicatePullPolicy, NewCredentialsPolicy, PullConfig};
-use super::ensure::{EnsureError, EnsureReason, EnsureRequest, EnsuredImage, ImagePresence, Priority};
+use super::ensure::{
+    BackendFailure, EnsureError, EnsureReason, EnsureRequest, EnsuredImage, ImagePresence, Priority,
+};
 use super::intent::PullIntentGuard;
 use super::metrics::{EnsureLabels, PullFailureReason, PullMetrics, TriState};
 use super::policy::PullPolicy;
 use super::present::StatusIntent;
-use super::puller::{CredentialOwner, EnsureLeases, ImagePuller, PullJob, PullOutcome, PullerError};
+use super::puller::{CredentialOwner, EnsureLeases, ImagePuller, PullJob, PullOutcome};
 use super::room::RoomMaker;
 use super::shared_pull::{JoinedPull, SharedPullResult, SharedPulls};
 use super::spans::{ensure_span, note_ensured, note_pulled, pull_span};
@@ -223,16 +225,16 @@ impl ImageManager {
         if let Some(present) = self.check_present(request, &spec, &mut lookup, labels).await? {
             return Ok(present);
         }
-        let (credentials, is_withheld) = self.permitted_credentials(request, lookup).await?;
+        let (credentials, credentials_withheld) = self.permitted_credentials(request, lookup).await?;
         let intent = PullIntentGuard::record(self.records.as_deref(), request).await?;
         let pulled = match self.check_backoff(request, &CredentialHashes::of(&credentials)) {
-            Ok(()) => self.pull(request, spec, credentials, intent).await,
+            Ok(()) => self.pull(request, spec, credentials, credentials_withheld, intent).await,
             Err(waits) => {
                 intent.unused();
                 Err(waits)
             }
         };
-        if is_withheld { pulled.map_err(Self::without_credentials) } else { pulled }
+        pulled.map_err(|error| EnsureError { credentials_withheld, ..error })
     }
 
     /// The image as sent to the runtime: with a tag, otherwise as written.
@@ -366,6 +368,7 @@ impl ImageManager {
         request: &EnsureRequest,
         spec: ImageSpec,
         credentials: Vec<Credential>,
+        credentials_withheld: bool,
         intent: PullIntentGuard<'_>,
     ) -> Result<EnsuredImage, EnsureError> {
         let quoted = go_format::quote(request.image.as_str());
@@ -388,7 +391,11 @@ impl ImageManager {
         let pulled = match &shared.result.pulled {
             Ok(pulled) => pulled,
             Err(error) => {
-                let failed = self.pull_failed(request, &job.credentials, &shared, error);
+                let mut text = error.to_string();
+                if credentials_withheld {
+                    text = Self::with_withheld_note(&text);
+                }
+                let failed = self.pull_failed(request, &shared, &job.credentials, error.failure(), &text);
                 intent.failed(error).await;
                 return Err(failed);
             }
@@ -487,14 +494,14 @@ impl ImageManager {
     fn pull_failed(
         &self,
         request: &EnsureRequest,
-        credentials: &[Credential],
         shared: &SharedPullResult,
-        error: &PullerError,
+        credentials: &[Credential],
+        failure: Option<BackendFailure>,
+        error: &str,
     ) -> EnsureError {
-        let (failure, error) = (error.failure(), error.to_string());
         let message = format!("Failed to pull image {}: {error}", go_format::quote(request.image.as_str()));
         self.event(request, EventType::Warning, EventReason::Failed, &message);
-        let failed = EnsureError::of_failed_pull(request.image.as_str(), &error);
+        let failed = EnsureError::of_failed_pull(request.image.as_str(), error);
         let key = backoff_key(request);
         let mut backoff = self.lock_backoff();
         let delay =

@@ -13,22 +13,20 @@ impl ImageManager {
         request: &EnsureRequest,
         lookup: LazyCredentialLookup<'_>,
     ) -> Result<(Vec<Credential>, bool), EnsureError> {
-        let found = lookup.into_inner().await.map_err(|error| EnsureError::free(&error))?;
-        let is_withheld = matches!(self.prefetch_credentials, PrefetchCredentials::Withhold(_));
-        if !is_withheld || !request.ahead_of_kubelet || found.is_empty() {
-            return Ok((found, false));
+        let usable = lookup.into_inner().await.map_err(|error| EnsureError::free(&error))?;
+        let withholds = matches!(self.prefetch_credentials, PrefetchCredentials::Withhold(_));
+        if !withholds || !request.ahead_of_kubelet || usable.is_empty() {
+            return Ok((usable, false));
         }
         Ok((Vec::new(), true))
     }
 
-    /// The error of a request whose credentials were withheld.
-    pub(super) fn without_credentials(error: EnsureError) -> EnsureError {
-        let message = format!(
-            "{}; pulled without its credentials, because kubelet does not ask larder for images: set cri.kubelet to \
-             larder if its imageServiceEndpoint is larder's socket, or to none on a host without kubelet",
-            error.message
-        );
-        EnsureError { message, credentials_withheld: true, ..error }
+    /// The text of a pull that failed while credentials were withheld. The note is short: the status of an `ImageSet`
+    /// has only the end of a long text.
+    pub(super) fn with_withheld_note(error: &str) -> String {
+        format!(
+            "{error}; pulled without its credentials: kubelet does not ask larder for images (cri.kubelet)"
+        )
     }
 
     /// Shows an image that was hidden from kubelet.
