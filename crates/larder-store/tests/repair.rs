@@ -163,11 +163,15 @@ async fn damage_of_a_mib_is_repaired_with_the_parts_of_the_blob_that_it_needs() 
 async fn damaged_pieces_that_share_a_part_of_the_blob_take_one_request() {
     let node = RepairNode::with(gzip(&archive())).await;
     for (places, requests) in [(&[8, 9, 10][..], 1), (&[2, 15], 2)] {
-        places.iter().for_each(|place| node.damage(place * MIB + 500_000, 9));
+        for place in places {
+            node.damage(place * MIB + 500_000, 9);
+        }
         let fetched = node.repair().await;
         assert_eq!(node.registry.requests_for(&node.blob).len(), requests, "{places:?}: {fetched} bytes");
     }
-    (0..18).for_each(|piece| node.damage(piece * MIB + 500_000, 9));
+    for piece in 0..18 {
+        node.damage(piece * MIB + 500_000, 9);
+    }
     assert_eq!(node.repair().await, node.blob_size(), "most of it is damaged");
 }
 
