@@ -389,7 +389,7 @@ impl LayerJobs<'_> {
                 }
                 _ => staging.finish(&key, facts, file.file, &blob),
             };
-            let layer = layer.inspect_err(|_| puller.store.discard_stray_index(&key))?;
+            let layer = layer.inspect_err(|_| puller.store.0.discard_stray_index(&key))?;
             // Its bytes are of no more use: if the image is not committed now, the layer itself is kept for the next
             // attempt.
             if let LayerBytes::Ingest(ingest) = bytes {

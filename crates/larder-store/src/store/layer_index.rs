@@ -172,14 +172,6 @@ impl Store {
         replace(&*self.0.disk, &staged, &path, &bytes).context(doing)
     }
 
-    /// Removes an index whose layer did not come to its place.
-    pub(crate) fn discard_stray_index(&self, key: &LayerKey) {
-        if !self.0.layout.layer(key).exists() {
-            // If this fails, it is cleaned when the store is opened.
-            let _ = self.0.disk.remove_file(&self.0.layout.index(key));
-        }
-    }
-
     /// Pieces of a layer that has no data, by its index; or why its data can only be fetched as a whole.
     pub(crate) fn missing_pieces(
         &self,
@@ -224,6 +216,14 @@ impl OpenStore {
     /// Disk usage of a layer's index.
     pub(crate) fn index_space(&self, key: &LayerKey) -> DiskSpace {
         taken(&self.layout.index(key))
+    }
+
+    /// Removes an index that neither a layer nor a remnant needs.
+    pub(crate) fn discard_stray_index(&self, key: &LayerKey) {
+        if !self.layout.layer(key).exists() && !self.layout.remnant(key).exists() {
+            // If this fails, it is cleaned when the store is opened.
+            let _ = self.disk.remove_file(&self.layout.index(key));
+        }
     }
 
     /// Indexes of layers that are not here, and files that are none.

@@ -6,6 +6,7 @@
 //! and short files.
 
 use std::cmp::Reverse;
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
@@ -32,7 +33,7 @@ use crate::lazy::group::open_to_check;
 
 /// A remnant takes less than this part of its layer's file; more would be fetched about as fast.
 const PART_OF_LAYER: u64 = 8;
-/// Bytes of a remnant, at most: they are copied while nothing else changes the store.
+/// Bytes of a remnant, at most: a removal waits until they are copied.
 const MAX_BYTES: u64 = 64 << 20;
 /// All remnants take less than this part of the filesystem.
 const PART_OF_DISK: u64 = 100;
@@ -89,7 +90,8 @@ impl Store {
             };
             let Some(remnant) = self.0.db.read(doing, get)?.filter(is_usable) else { continue };
             let (staging, path) = (self.begin_layer()?, self.0.layout.remnant(key));
-            let copied = self.0.copy_remnant(&path, &staging.dir().join(LAYER_FILE), &remnant.layer.erofs);
+            let (to, erofs) = (staging.dir().join(LAYER_FILE), &remnant.layer.erofs);
+            let copied = open_to_check(&path).and_then(|from| self.0.copy_remnant(&from, &to, erofs));
             match copied {
                 Ok(sha256) if sha256 == remnant.sha256 => {
                     return Ok(Some(StagedRemnant { staging, layer: remnant.layer, _hold: hold }));
@@ -110,6 +112,8 @@ impl Store {
 
 /// A layer that leaves the database, and the sources that had sent it.
 pub(super) type RemovedLayer = (LayerRecord, Vec<BlobSource>);
+/// A removed layer, and its file, which may be in the trash.
+pub(super) type OpenRemoved<'a> = (&'a RemovedLayer, File);
 
 impl OpenStore {
     /// Space that a remnant of this layer takes, with its index; nothing if none can be kept.
@@ -142,19 +146,37 @@ impl OpenStore {
         Ok(Some((layer.clone(), transfers)))
     }
 
-    /// Removes the file of a layer that has left the database, and keeps its remnant. While content is locked.
-    pub(super) fn reduce_to_remnant(&self, removed: &RemovedLayer) -> io::Result<()> {
+    /// Moves the file of a layer that has left the database to the trash. Returns the file, if it can be opened: its
+    /// remnant is copied from it. While content is locked.
+    pub(super) fn discard_removed<'a>(
+        &self,
+        removed: &'a RemovedLayer,
+    ) -> io::Result<Option<OpenRemoved<'a>>> {
         let key = &removed.0.key;
-        if let Err(error) = self.keep_remnant(removed) {
-            tracing::info!(layer = %key, error = larder::error_chain(&error), "nothing is kept of a removed layer");
-            return self.discard_layer(key);
+        match open_to_check(&self.layout.layer(key)) {
+            Ok(file) => self.discard_layer_file(key).map(|()| Some((removed, file))),
+            Err(error) => {
+                tracing::info!(layer = %key, %error, "nothing is kept of a removed layer");
+                self.discard_layer(key).map(|()| None)
+            }
         }
-        self.discard_layer_file(key)
     }
 
-    fn keep_remnant(&self, removed: &RemovedLayer) -> Result<(), StoreError> {
+    /// Keeps the remnants of layers whose files are in the trash. Not while content is locked: it copies them.
+    pub(super) fn keep_remnants(&self, removed: Vec<OpenRemoved<'_>>) {
+        for (removed, file) in removed {
+            if let Err(error) = self.keep_remnant(removed, &file) {
+                let (key, error) = (&removed.0.key, larder::error_chain(&error));
+                tracing::info!(layer = %key, error, "nothing is kept of a removed layer");
+                let _guard = self.lock_content();
+                self.discard_stray_index(key);
+            }
+        }
+    }
+
+    fn keep_remnant(&self, removed: &RemovedLayer, file: &File) -> Result<(), StoreError> {
         let staged = self.layout.new_staging();
-        let kept = self.keep_remnant_by(removed, &staged);
+        let kept = self.keep_remnant_by(removed, file, &staged);
         if kept.is_err() {
             // If this fails too, it is removed when the store is opened.
             let _ = self.disk.remove_file(&staged);
@@ -162,14 +184,24 @@ impl OpenStore {
         kept
     }
 
-    fn keep_remnant_by(&self, (layer, transfers): &RemovedLayer, staged: &Path) -> Result<(), StoreError> {
+    fn keep_remnant_by(
+        &self,
+        (layer, transfers): &RemovedLayer,
+        file: &File,
+        staged: &Path,
+    ) -> Result<(), StoreError> {
         let doing = "keep the remnant of a layer";
-        let file = self.layout.layer(&layer.key);
         let free = free_space(self.layout.root()).context(doing)?;
         if free.bytes < self.config.reserve.bytes.saturating_add(layer.remnant.bytes) {
             return Err(io::Error::from(io::ErrorKind::StorageFull)).context(doing);
         }
-        check_metadata(&file, layer).context(doing)?;
+        check_metadata(file, layer).context(doing)?;
+        let sha256 = self.copy_remnant(file, staged, &layer.erofs).context(doing)?;
+        let _guard = self.lock_content();
+        if self.layout.layer(&layer.key).exists() {
+            // Another pull has fetched it since.
+            return Err(io::Error::from(io::ErrorKind::AlreadyExists)).context(doing);
+        }
         if self.index_of(layer)?.is_none() {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
@@ -177,7 +209,6 @@ impl OpenStore {
             ))
             .context(doing);
         }
-        let sha256 = self.copy_remnant(&file, staged, &layer.erofs).context(doing)?;
         self.db.write(doing, |writer| {
             let numbers = writer.all::<RemnantRecord>(REMNANTS)?.into_iter().map(|remnant| remnant.number);
             let record = RemnantRecord {
@@ -193,7 +224,7 @@ impl OpenStore {
     }
 
     /// Copies the parts of a layer's file that its remnant has, from a layer or a remnant. Returns their digest.
-    fn copy_remnant(&self, from: &Path, to: &Path, erofs: &ErofsFile) -> io::Result<String> {
+    fn copy_remnant(&self, from: &File, to: &Path, erofs: &ErofsFile) -> io::Result<String> {
         let to = self.disk.open(to, FileOpenMode::CreateNew)?;
         read_remnant(from, erofs, |bytes, at| to.write_all_at(bytes, at))
     }
@@ -215,8 +246,12 @@ impl OpenStore {
             return Ok(Some("size differs"));
         }
         let is_compared = !matches!(check, LayerCheck::Size);
-        if is_compared && read_remnant(&path, &layer.erofs, |_, _| Ok(())).context(doing)? != *sha256 {
-            return Ok(Some("content differs"));
+        if is_compared {
+            let found =
+                open_to_check(&path).and_then(|file| read_remnant(&file, &layer.erofs, |_, _| Ok(())));
+            if found.context(doing)? != *sha256 {
+                return Ok(Some("content differs"));
+            }
         }
         // A layer that is here may have the index of another blob.
         let has_index = self.layout.layer(&layer.key).exists() || self.index_of(layer)?.is_some();
@@ -318,11 +353,10 @@ impl OpenStore {
 
 /// Reads the parts of a layer's file that its remnant has, with the offset of each. Returns their digest.
 fn read_remnant(
-    path: &Path,
+    file: &File,
     erofs: &ErofsFile,
     mut visit: impl FnMut(&[u8], u64) -> io::Result<()>,
 ) -> io::Result<String> {
-    let file = open_to_check(path)?;
     let (mut digest, mut buffer) = (DigestHasher::sha256(), vec![0; BUFFER]);
     for range in [0..FIRST_BLOCK, erofs.metadata_start..erofs.end_of_digests()] {
         let mut at = range.start;
@@ -339,15 +373,14 @@ fn read_remnant(
 }
 
 /// Fails if metadata of a layer's file is damaged. That of pieces whose data is missing was checked before.
-fn check_metadata(path: &Path, layer: &LayerRecord) -> io::Result<()> {
-    let file = open_to_check(path)?;
+fn check_metadata(file: &File, layer: &LayerRecord) -> io::Result<()> {
     let damaged = || io::Error::new(io::ErrorKind::InvalidData, "its metadata is damaged");
     let data = FIRST_BLOCK..layer.erofs.metadata_start;
-    for piece in pieces_of(&file, &layer.erofs)?.ok_or_else(damaged)? {
+    for piece in pieces_of(file, &layer.erofs)?.ok_or_else(damaged)? {
         let is_inside = data.start <= piece.range.start && piece.range.end <= data.end;
         let has_data = piece.range.start < data.end && data.start < piece.range.end;
         let is_unknown = is_inside || (has_data && layer.partial.is_some());
-        if !is_unknown && !piece.is_in(&file)? {
+        if !is_unknown && !piece.is_in(file)? {
             return Err(damaged());
         }
     }

@@ -19,7 +19,7 @@ use super::images::find;
 use super::names::delete_names;
 use super::records::{ImageRecord, LayerKey, LayerRecord, LeaseRecord, MountRecord, PartialSource};
 use super::references::{ReferenceCounts, ReferencedItem};
-use super::remnants::RemovedLayer;
+use super::remnants::{OpenRemoved, RemovedLayer};
 use super::snapshot_records::each_snapshot_layer;
 use super::usage::taken;
 use crate::disk::{DiskSpace, SizeAccuracy};
@@ -107,8 +107,11 @@ impl OpenStore {
         let files = freed.blobs.iter().map(|digest| self.layout.blob(digest));
         let own = files.chain([self.layout.image(&record.id)]).map(|path| taken(&path)).sum::<DiskSpace>();
         // The image is gone; what cannot be moved now is found by the next sweep or start.
-        let moved = self.discard(&self.layout.image(&record.id)).and_then(|()| self.discard_freed(&freed));
+        let mut open = Vec::new();
+        let discard_freed = |()| self.discard_freed(&freed, &mut open);
+        let moved = self.discard(&self.layout.image(&record.id)).and_then(discard_freed);
         drop(guard);
+        self.keep_remnants(open);
         self.trash.kick();
         if let Err(error) = moved {
             tracing::warn!(image = %record.id, %error, "cannot move the removed image's files to the trash");
@@ -125,7 +128,7 @@ impl OpenStore {
         if layers.is_empty() {
             return Ok(DiskSpace::ZERO);
         }
-        let _guard = self.lock_content();
+        let guard = self.lock_content();
         let freed = self.db.write(doing, |writer| {
             let needed = ReferencedContent::beside_images(writer, &self.references, |_| true)?;
             let mut freed = FreedContent::default();
@@ -134,15 +137,24 @@ impl OpenStore {
             }
             Ok(freed)
         })?;
-        self.discard_freed(&freed).context(doing)?;
+        let mut open = Vec::new();
+        let moved = self.discard_freed(&freed, &mut open);
+        drop(guard);
+        self.keep_remnants(open);
         self.trash.kick();
+        moved.context(doing)?;
         Ok(freed.usage)
     }
 
-    fn discard_freed(&self, freed: &FreedContent) -> std::io::Result<()> {
+    /// Moves files to the trash; adds those to `open` of which remnants are to be kept.
+    fn discard_freed<'a>(
+        &self,
+        freed: &'a FreedContent,
+        open: &mut Vec<OpenRemoved<'a>>,
+    ) -> std::io::Result<()> {
         for key in &freed.layers {
             match freed.remnants.iter().find(|(layer, _)| layer.key == *key) {
-                Some(removed) => self.reduce_to_remnant(removed)?,
+                Some(removed) => open.extend(self.discard_removed(removed)?),
                 None => self.discard_layer(key)?,
             }
         }
