@@ -10,6 +10,7 @@
 //! All else in the filesystem is there from the start, and is compared with what the archive really has: so a table of
 //! contents that lies is found.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::Read;
 use std::num::NonZeroU64;
@@ -43,6 +44,8 @@ const BUFFER: usize = 128 << 10;
 const FAILED_FOR: Duration = Duration::from_secs(1);
 /// Bytes that memory has of a file, or not: the largest page of a machine.
 const PAGE: u64 = 64 << 10;
+/// Times until a chunk that did not come is requested again, while reads wait for it: the first, and the longest.
+const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 /// Time over which the rate of a fill is measured.
 const RATE_WINDOW: Duration = Duration::from_secs(5);
 
@@ -86,6 +89,8 @@ struct PartialState {
     filled_bytes: u64,
     rate: FillRate,
     requested: Vec<bool>,
+    /// Times until chunks that did not come are requested again, after their next failures.
+    retries: HashMap<usize, Duration>,
     waiting: Vec<WaitingRead>,
     /// Reads that have failed lately: process, chunks, and when.
     failed: Vec<(i32, Range<usize>, Instant)>,
@@ -295,6 +300,16 @@ impl PartialLayer {
         is_next && is_missing
     }
 
+    /// Notes that these chunks did not come. Returns the time until they are to be requested again: it doubles with
+    /// each failure of one of them.
+    pub(crate) fn note_failure(&self, chunks: Range<usize>) -> Duration {
+        let mut state = self.state();
+        let wait = chunks.clone().filter_map(|chunk| state.retries.get(&chunk)).max().copied();
+        let wait = wait.unwrap_or(RETRY.0);
+        state.retries.extend(chunks.map(|chunk| (chunk, RETRY.1.min(wait * 2))));
+        wait
+    }
+
     /// Requests a chunk again that did not come, if reads wait for it; else the next read requests it.
     pub(crate) fn retry(&self, number: usize) {
         let mut state = self.state();
@@ -302,6 +317,8 @@ impl PartialLayer {
         state.requested[number] = wanted;
         if wanted {
             let _ = self.demand.send(number);
+        } else {
+            state.retries.remove(&number);
         }
     }
 
@@ -430,6 +447,7 @@ impl PartialLayer {
     pub(crate) fn set_filled(&self, number: usize) {
         let (mut state, now) = (self.state(), Instant::now());
         if !std::mem::replace(&mut state.filled[number], true) {
+            state.retries.remove(&number);
             state.filled_bytes += self.chunks[number].chunk.size;
             let filled_bytes = state.filled_bytes;
             state.rate.0.observe(now, filled_bytes);
@@ -731,6 +749,37 @@ mod tests {
         assert!(!layer.is_filled(0));
         layer.fill(BUFFER as u64, &bytes[BUFFER..]).unwrap();
         assert!(layer.is_filled(0));
+    }
+
+    /// A read that waits.
+    #[derive(Debug)]
+    struct Reader;
+
+    impl WaitingReader for Reader {
+        fn allow(self: Box<Self>) {}
+
+        fn process(&self) -> i32 {
+            1
+        }
+    }
+
+    #[test]
+    fn a_chunk_that_does_not_come_is_requested_less_and_less_often_while_a_read_waits() {
+        let layer = layer(3);
+        let range = layer.chunk(1).offset..layer.chunk(1).end();
+        layer.read(Box::new(Reader), &range, Instant::now());
+        let fail = |chunks: Range<usize>| {
+            let wait = layer.note_failure(chunks.clone());
+            chunks.for_each(|chunk| layer.retry(chunk));
+            wait.as_millis()
+        };
+        let waits: Vec<_> = (0..8).map(|_| fail(1..2)).collect();
+        assert_eq!(waits, [500, 1000, 2000, 4000, 8000, 16_000, 30_000, 30_000]);
+        assert_eq!(fail(0..1), 500, "another chunk");
+        assert_eq!(fail(0..1), 500, "no read waits for it");
+        layer.write_chunk(1, &content(1)).unwrap();
+        layer.forget_filled();
+        assert_eq!(layer.note_failure(1..2).as_millis(), 500, "it came");
     }
 
     #[test]

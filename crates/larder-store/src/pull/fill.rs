@@ -50,8 +50,6 @@ use crate::unpack::{FinishedLayer, UnfilledLayer, UnpackProgress, UnpackedLayer}
 
 /// Ranges that are fetched at once for reads that wait.
 const RANGES_AT_ONCE: usize = 8;
-/// Time until a range that failed is requested again, while reads wait for it.
-const RETRY_DEMAND: Duration = Duration::from_millis(500);
 /// Times between two attempts to fetch the whole blob: the first, and the longest.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// The action that fails when the disk has lost data of a layer, for its error.
@@ -565,8 +563,9 @@ impl LayerFill {
         tracing::debug!(layer = %self.key, ?chunks, ?why, elapsed = ?began.elapsed(), "fetched");
         if let Err(reason) = fetched {
             self.warn("cannot fetch what a container reads", &reason);
-            self.activity.note_failure(reason, Instant::now() + RETRY_DEMAND);
-            time::sleep(RETRY_DEMAND).await;
+            let wait = self.layer.note_failure(chunks.clone());
+            self.activity.note_failure(reason, Instant::now() + wait);
+            time::sleep(wait).await;
             chunks.for_each(|chunk| self.layer.retry(chunk));
         }
         why
