@@ -156,6 +156,8 @@ pub(super) struct FetchTarget {
     pub(super) layer: Arc<dyn UnfilledLayer>,
     /// Ingest of its blob.
     pub(super) ingest: IngestFile,
+    /// Admits what is written.
+    pub(super) reserve: SpaceReserve,
     /// Receives the notices of the fetch.
     pub(super) observer: FetchObserver,
 }
@@ -362,7 +364,7 @@ impl LayerFetch {
     pub(super) fn options(&self) -> UnpackOptions {
         let options = self.puller.options(self.planned.descriptor.size, &self.worker);
         let into = self.into.as_ref().map(|into| Arc::clone(&into.layer));
-        let reserve = if into.is_some() { &self.puller.fill_reserve } else { &self.puller.reserve };
+        let reserve = self.into.as_ref().map_or(&self.puller.reserve, |into| &into.reserve);
         let options = UnpackOptions { into, reserve: Some(reserve.clone()), ..options };
         self.origin.progress().set_unpacking(&self.planned.descriptor.digest, Arc::clone(&options.progress));
         options

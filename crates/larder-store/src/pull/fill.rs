@@ -34,6 +34,7 @@ use super::pull_progress::PullProgress;
 use super::pull_workers::{PullWorkers, blocking};
 use super::read_ahead::{ReadAhead, batches, blob_range};
 use super::soci_index::SociIndex;
+use crate::disk::SpaceReserve;
 use crate::erofs::ErofsFile;
 use crate::lazy::FetchPurpose;
 use crate::lazy::fill_activity::FillActivity;
@@ -213,6 +214,8 @@ pub(super) struct LayerBlob<'a> {
     pub(super) ingest: &'a IngestFile,
     /// Layers below it, lowest first.
     pub(super) lowers: &'a [LayerKey],
+    /// Admits what is written.
+    pub(super) reserve: &'a SpaceReserve,
     /// Receives the notices of the fetch.
     pub(super) observer: FetchObserver,
 }
@@ -313,7 +316,12 @@ impl StorePuller {
             planned: planned.clone(),
             progress: Arc::new(FetchProgress::new(self.config.minimum_rate, &callers, Instant::now())),
             worker: workers.worker(),
-            into: Some(FetchTarget { layer: into, ingest: blob.ingest.clone(), observer: blob.observer }),
+            into: Some(FetchTarget {
+                layer: into,
+                ingest: blob.ingest.clone(),
+                reserve: blob.reserve.clone(),
+                observer: blob.observer,
+            }),
         };
         // A layer that takes its data is filled, and not repaired.
         let FetchedContent::Staged(staged) = fetch.run().await? else { return Err(PullError::Abandoned) };
@@ -478,7 +486,8 @@ impl LayerFill {
         let (store, key) = (self.puller.store.clone(), self.key.clone());
         let lowers = blocking(move || store.layers_below(&key)).await??;
         let (lowers, observer) = (&lowers, self.observer());
-        let blob = LayerBlob { session: &session, planned, ingest, lowers, observer };
+        let reserve = &self.puller.fill_reserve;
+        let blob = LayerBlob { session: &session, planned, ingest, lowers, reserve, observer };
         let into = Arc::clone(&self.layer) as Arc<dyn UnfilledLayer>;
         let (unpacked, file) = self.puller.unpack_into(blob, into, workers).await?;
         self.is_unpacked.store(true, Ordering::Release);

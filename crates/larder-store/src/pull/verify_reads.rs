@@ -233,6 +233,8 @@ impl StorePuller {
             planned: &source.planned,
             ingest: &ingest,
             lowers: &source.lowers,
+            // Nothing is promised to a repair.
+            reserve: &self.reserve,
             observer: Arc::new(|_| ()),
         };
         let workers = PullWorkers::new(self.syncer.begin(), &self.fills);
