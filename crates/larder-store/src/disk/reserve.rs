@@ -4,9 +4,11 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use larder::go_format;
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use super::DiskSpace;
 
@@ -18,13 +20,18 @@ const STEP: DiskSpace = DiskSpace { bytes: 4 << 20, inodes: 256 };
 #[derive(Debug, Clone)]
 pub struct SpaceReserve(Arc<SpaceReserveInner>);
 
+/// How long a measurement of the promised space is used: it looks at each incomplete layer.
+const PROMISED_FOR: Duration = Duration::from_secs(1);
+
 /// Space that is promised to data which is yet to be written, and is none of what is admitted.
-pub(crate) type MeasurePromised = dyn Fn() -> DiskSpace + Send + Sync;
+pub(crate) type MeasurePromised = dyn Fn() -> io::Result<DiskSpace> + Send + Sync;
 
 struct SpaceReserveInner {
     root: PathBuf,
     reserve: DiskSpace,
-    promised: Box<MeasurePromised>,
+    measure_promised: Box<MeasurePromised>,
+    /// The promised space, and when it was measured.
+    promised: Mutex<Option<(DiskSpace, Instant)>>,
     /// Space that may be written before the next measurement.
     budget: Mutex<DiskSpace>,
 }
@@ -42,12 +49,17 @@ impl fmt::Debug for SpaceReserveInner {
 impl SpaceReserve {
     /// Keeps `reserve` free on the filesystem of `root`. Where it is zero, nothing is refused.
     pub fn new(root: PathBuf, reserve: DiskSpace) -> SpaceReserve {
-        SpaceReserve::beside(root, reserve, Box::new(|| DiskSpace::ZERO))
+        SpaceReserve::beside(root, reserve, Box::new(|| Ok(DiskSpace::ZERO)))
     }
 
     /// Keeps what is promised free as well.
-    pub(crate) fn beside(root: PathBuf, reserve: DiskSpace, promised: Box<MeasurePromised>) -> SpaceReserve {
-        SpaceReserve(Arc::new(SpaceReserveInner { root, reserve, promised, budget: Mutex::default() }))
+    pub(crate) fn beside(
+        root: PathBuf,
+        reserve: DiskSpace,
+        measure_promised: Box<MeasurePromised>,
+    ) -> SpaceReserve {
+        let (promised, budget) = (Mutex::default(), Mutex::default());
+        SpaceReserve(Arc::new(SpaceReserveInner { root, reserve, measure_promised, promised, budget }))
     }
 
     /// The directory whose filesystem it is.
@@ -58,19 +70,46 @@ impl SpaceReserve {
     /// Admits a write of this amount, or fails with [`io::ErrorKind::StorageFull`] and the figures. To be called before
     /// the write.
     pub fn admit(&self, amount: DiskSpace) -> io::Result<()> {
-        let SpaceReserveInner { root, reserve, promised, budget } = &*self.0;
-        if *reserve == DiskSpace::ZERO {
+        if self.0.reserve == DiskSpace::ZERO || self.0.take(amount) {
             return Ok(());
         }
-        let mut budget = budget.lock();
-        if budget.shortfall_to(amount) != DiskSpace::ZERO {
-            // What is written in between counts twice, and not as free.
-            let promised = promised();
-            *budget = next_budget(amount, promised.shortfall_to(free_space(root)?), *reserve)
-                .map_err(|full| io::Error::new(io::ErrorKind::StorageFull, full))?;
+        // A pull must not fail for space that was written since.
+        self.0.measure(amount, PROMISED_FOR).or_else(|_| self.0.measure(amount, Duration::ZERO))
+    }
+}
+
+impl SpaceReserveInner {
+    /// Takes an amount from the budget, if that has it.
+    fn take(&self, amount: DiskSpace) -> bool {
+        let mut budget = self.budget.lock();
+        let is_enough = budget.shortfall_to(amount) == DiskSpace::ZERO;
+        if is_enough {
+            *budget = amount.shortfall_to(*budget);
         }
-        *budget = amount.shortfall_to(*budget);
+        is_enough
+    }
+
+    /// Measures the filesystem, and takes an amount from what may be written.
+    fn measure(&self, amount: DiskSpace, age: Duration) -> io::Result<()> {
+        // Writes within the budget do not wait for it.
+        let promised = self.promised(age)?;
+        let mut budget = self.budget.lock();
+        // What is written in between counts twice, and not as free.
+        let next = next_budget(amount, promised.shortfall_to(free_space(&self.root)?), self.reserve)
+            .map_err(|full| io::Error::new(io::ErrorKind::StorageFull, full))?;
+        *budget = amount.shortfall_to(next);
         Ok(())
+    }
+
+    /// The promised space, as it was at most this long ago.
+    fn promised(&self, age: Duration) -> io::Result<DiskSpace> {
+        let mut promised = self.promised.lock();
+        if let Some((known, _)) = promised.filter(|(_, measured)| measured.elapsed() < age) {
+            return Ok(known);
+        }
+        let found = (self.measure_promised)()?;
+        *promised = Some((found, Instant::now()));
+        Ok(found)
     }
 }
 
@@ -130,6 +169,8 @@ impl std::error::Error for ReserveReached {}
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
     use super::*;
 
     const MIB: u64 = 1 << 20;
@@ -167,12 +208,41 @@ mod tests {
     fn promised_space_is_not_free() {
         let dir = tempfile::tempdir().unwrap();
         let beside = |promised| {
-            let promised = Box::new(move || space(promised, 0));
+            let promised = Box::new(move || Ok(space(promised, 0)));
             SpaceReserve::beside(dir.path().to_owned(), space(1, 0), promised).admit(space(MIB, 0))
         };
         beside(0).expect("there is space");
         let full = beside(u64::MAX).expect_err("all of it is promised");
         assert_eq!(full.kind(), io::ErrorKind::StorageFull);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn promised_space_is_measured_once_in_a_while_and_before_a_refusal() {
+        let dir = tempfile::tempdir().unwrap();
+        let (promised, measured) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let (now, counted) = (Arc::clone(&promised), Arc::clone(&measured));
+        let measure = move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+            Ok(space(now.load(Ordering::Relaxed), 0))
+        };
+        let reserve = SpaceReserve::beside(dir.path().to_owned(), space(1, 0), Box::new(measure));
+        for _ in 0..5 {
+            reserve.admit(space(STEP.bytes, 0)).unwrap();
+        }
+        assert_eq!(measured.load(Ordering::Relaxed), 1);
+        promised.store(u64::MAX, Ordering::Relaxed);
+        tokio::time::advance(PROMISED_FOR).await;
+        reserve.admit(space(STEP.bytes, 0)).expect_err("all of it is promised");
+        promised.store(0, Ordering::Relaxed);
+        reserve.admit(space(STEP.bytes, 0)).expect("it was refused by an old measurement");
+    }
+
+    #[test]
+    fn nothing_is_admitted_while_the_promised_space_is_unknown() {
+        let dir = tempfile::tempdir().unwrap();
+        let unknown = Box::new(|| Err(io::Error::other("the database cannot be read")));
+        let reserve = SpaceReserve::beside(dir.path().to_owned(), space(1, 0), unknown);
+        reserve.admit(space(MIB, 0)).expect_err("it may be promised");
     }
 
     #[test]

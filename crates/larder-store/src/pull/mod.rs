@@ -35,6 +35,7 @@ mod spans;
 mod verify_reads;
 
 use std::collections::{HashMap, HashSet};
+use std::io;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
@@ -258,7 +259,7 @@ impl StorePuller {
         let (syncer, ending) = (BackgroundSyncer::new(files.waiting), EndingPulls::default());
         let fill_reserve = SpaceReserve::new(store.root().to_owned(), config.reserve);
         let (root, promising) = (store.root().to_owned(), store.clone());
-        let promised = move || promising.promised().unwrap_or_default().total();
+        let promised = move || Ok(promising.promised().map_err(io::Error::other)?.total());
         let reserve = SpaceReserve::beside(root, config.reserve, Box::new(promised));
         StorePuller {
             store,
