@@ -9,8 +9,8 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
-use futures_util::stream::FuturesUnordered;
+use futures_util::stream::{self, FuturesUnordered};
+use futures_util::{FutureExt as _, StreamExt as _};
 use larder::credentials::Credential;
 use larder::reference::Reference;
 use larder_registry::manifest::Descriptor;
@@ -35,6 +35,8 @@ use crate::unpack::{UnfilledLayer, UnpackError};
 
 /// Pieces of one layer that are verified at once.
 const AT_ONCE: usize = 4;
+/// Layers that are mounted again at once when the daemon starts; each may wait for its repair.
+const REMOUNTS_AT_ONCE: usize = 16;
 /// Pieces that are verified ahead of reads in order.
 const AHEAD: usize = 8;
 /// Times between two attempts to repair a layer: the first, and the longest.
@@ -74,9 +76,12 @@ impl StorePuller {
         let store = self.store.clone();
         let unguarded = blocking(move || store.resume_verification()).await??;
         let store = self.store.clone();
-        // A repair may take long.
-        let remount = move || unguarded.iter().for_each(|layer| store.remount_verified(layer));
-        tokio::spawn(blocking(remount));
+        // A repair may take long: neither the start nor other layers wait for it.
+        let remount = move |layer: Arc<VerifiedLayer>| {
+            let store = store.clone();
+            blocking(move || store.remount_verified(&layer)).map(drop)
+        };
+        tokio::spawn(stream::iter(unguarded).for_each_concurrent(REMOUNTS_AT_ONCE, remount));
         Ok(())
     }
 }

@@ -186,6 +186,45 @@ fn containers_that_start_after_the_setting_was_made_are_verified() {
     runtime.shutdown_timeout(LONGEST_WAIT);
 }
 
+#[test]
+fn a_layer_that_is_repaired_for_long_does_not_delay_the_mounts_of_others() {
+    let registry = FaultRegistry::start();
+    let layer = |name: &'static str, seed| {
+        let file = TarBuilderEntry::file(name, noise(600_000, seed));
+        Fixture::gzip(name, TarBuilder::new().with(file).finish())
+    };
+    let layers: Vec<Fixture> =
+        ["a", "b", "c"].into_iter().zip(1..).map(|(name, seed)| layer(name, seed)).collect();
+    let Some((runtime, node)) = LazyNode::start(&Arc::default()) else { return };
+    let image = put_image(&registry, &layers.iter().collect::<Vec<_>>());
+    let pulled = runtime.block_on(node.pull(&image));
+    let running = node.mount_at(&pulled, "running");
+    let mounted = |number: usize| {
+        let lower = node.dir.path().join("store/lowers").join(pulled.layers[number].key.as_str());
+        move || rustix::fs::stat(&lower).unwrap().st_dev
+    };
+    // The first layer in the order of keys is repaired.
+    let mut numbers: Vec<usize> = (0..layers.len()).collect();
+    numbers.sort_by_key(|number| pulled.layers[*number].key.as_str());
+    let damaged = node.store().layer(&pulled.layers[numbers[0]].key).unwrap().unwrap();
+    flip(damaged.path(), 1030 * 8);
+    drop(damaged);
+    let mounts: Vec<_> = numbers.iter().map(|number| mounted(*number)).collect();
+    let before: Vec<_> = mounts.iter().map(|mount| mount()).collect();
+    let dir = node.stop(runtime);
+    registry.fault(FaultTrigger::path("/").from(0), ResponseFault::StallAfter(0));
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let node = runtime.block_on(verifying(dir, &Arc::default(), LONGEST_WAIT * 10)).unwrap();
+    for (mount, before) in mounts.iter().zip(&before).skip(1) {
+        poll(LONGEST_WAIT, || (mount() != *before).then_some(())).expect("it is mounted again");
+    }
+    assert_eq!(mounts[0](), before[0], "its repair goes on");
+    registry.clear_faults();
+    node.store().umount(&running).unwrap();
+    drop(node);
+    runtime.shutdown_timeout(LONGEST_WAIT);
+}
+
 /// Flips bits anywhere in a layer, some at a time, and reads all its files.
 async fn flip_and_read(flips: usize, at_once: u64, seed: u64) {
     let dir = tempfile::tempdir().unwrap();
