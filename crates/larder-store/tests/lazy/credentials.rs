@@ -12,19 +12,19 @@ fn basic(password: &str) -> FaultRegistryAuth {
 }
 
 /// A keyring with this password for the registry.
-fn keyring(registry: &FaultRegistry, password: &str) -> Arc<NodeKeyring> {
+pub(super) fn keyring(registry: &FaultRegistry, password: &str) -> Arc<NodeKeyring> {
     let (username, password) = ("node".into(), Secret::new(password));
     let entry = DockerConfigEntry { username, password, ..DockerConfigEntry::default() };
     Arc::new(NodeKeyring::fixed(&DockerConfig::with_entry(registry.address(), entry)))
 }
 
-async fn credential(image: &Reference, keyring: &NodeKeyring) -> Credential {
+pub(super) async fn credential(image: &Reference, keyring: &NodeKeyring) -> Credential {
     let name = ImageName::from(image.to_string());
     keyring.lookup(&name, &[], &Pod::default()).await.unwrap().remove(0)
 }
 
 impl LazyNode {
-    async fn pull_with(&self, image: &Reference, credential: &Credential) -> ImageRecord {
+    pub(super) async fn pull_with(&self, image: &Reference, credential: &Credential) -> ImageRecord {
         self.puller.pull(image, Some(credential), &ProgressReporter::unwatched()).await.unwrap()
     }
 

@@ -4,6 +4,7 @@ use std::io::Write as _;
 
 use larder_store::fsck::{FsckReport, RepairState, StoreDamage};
 
+use super::credentials::{credential, keyring};
 use super::*;
 
 /// The first file of [`many_files`].
@@ -70,6 +71,33 @@ pub(super) async fn pull_and_remove(node: &LazyNode, image: &Reference) -> DiskS
     let pulled = node.pull(image).await;
     assert!(!node.is_partial(&pulled), "its first pull is one in full");
     remove(node, &pulled)
+}
+
+/// A node whose process ends while a container runs from an image that was restored by its remnant.
+struct Restored {
+    runtime: tokio::runtime::Runtime,
+    node: LazyNode,
+    keeper: Arc<KeepHere>,
+    registry: FaultRegistry,
+    image: Reference,
+    pulled: ImageRecord,
+    mounted: PathBuf,
+}
+
+impl Restored {
+    fn new() -> Option<Restored> {
+        let (keeper, dir) = (Arc::<KeepHere>::default(), tempfile::tempdir().unwrap());
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let node = runtime.block_on(start(dir, Arc::clone(&keeper)))?;
+        let (registry, fixture) = (FaultRegistry::start(), gzip_layer("app", &many_files()));
+        let image = fixture.put(&registry);
+        runtime.block_on(pull_and_remove(&node, &image));
+        hold_background(&registry, &fixture);
+        let pulled = runtime.block_on(node.pull(&image));
+        assert!(node.is_partial(&pulled));
+        let mounted = node.mount_at(&pulled, "app");
+        Some(Restored { runtime, node, keeper, registry, image, pulled, mounted })
+    }
 }
 
 fn remove(node: &LazyNode, image: &ImageRecord) -> DiskSpace {
@@ -157,8 +185,21 @@ async fn what_is_kept_is_for_those_who_had_sent_it() {
     let image = fixture.put(&registry);
     pull_and_remove(&node, &image).await;
     let elsewhere = fixture.put(&other);
-    assert!(!node.is_partial(&node.pull(&elsewhere).await), "another registry sends all of it");
-    assert_eq!(other.bytes_sent(&digest(&fixture.blob)), fixture.blob.len() as u64);
+    let blob = digest(&fixture.blob);
+    let whole = fixture.blob.len() as u64;
+    let pulled = node.pull(&elsewhere).await;
+    assert!(!node.is_partial(&pulled), "another registry sends all of it");
+    assert_eq!(other.bytes_sent(&blob), whole);
+    remove(&node, &pulled);
+    let sent = other.bytes_sent(&blob);
+    let tenant = put_image_in(&other, "tenant/app", &[&fixture]);
+    let login = credential(&tenant, &keyring(&other, "tenant")).await;
+    let pulled = node.pull_with(&tenant, &login).await;
+    assert!(!node.is_partial(&pulled), "another repository sends all of it to another credential");
+    assert_eq!(other.bytes_sent(&blob), sent + whole);
+    remove(&node, &pulled);
+    hold_background(&other, &fixture);
+    assert!(node.is_partial(&node.pull_with(&tenant, &login).await), "it has sent the layer now");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -283,16 +324,8 @@ async fn a_file_beside_data_that_the_archive_replaces_comes_with_the_whole_blob(
 
 #[test]
 fn another_process_goes_on_and_an_incomplete_layer_is_kept_again() {
-    let (keeper, dir) = (Arc::<KeepHere>::default(), tempfile::tempdir().unwrap());
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    let Some(node) = runtime.block_on(start(dir, Arc::clone(&keeper))) else { return };
-    let (registry, fixture) = (FaultRegistry::start(), gzip_layer("app", &many_files()));
-    let image = fixture.put(&registry);
-    runtime.block_on(pull_and_remove(&node, &image));
-    hold_background(&registry, &fixture);
-    let pulled = runtime.block_on(node.pull(&image));
-    assert!(node.is_partial(&pulled));
-    let mounted = node.mount_at(&pulled, "app");
+    let Some(restored) = Restored::new() else { return };
+    let Restored { runtime, node, keeper, registry, image, pulled, mounted } = restored;
     let dir = node.stop(runtime);
 
     let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -353,15 +386,8 @@ fn nothing_stays_where_nothing_is_to_be_kept() {
 
 #[test]
 fn an_incomplete_layer_without_its_index_is_filled_by_its_whole_blob() {
-    let (keeper, dir) = (Arc::<KeepHere>::default(), tempfile::tempdir().unwrap());
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    let Some(node) = runtime.block_on(start(dir, Arc::clone(&keeper))) else { return };
-    let (registry, fixture) = (FaultRegistry::start(), gzip_layer("app", &many_files()));
-    let image = fixture.put(&registry);
-    runtime.block_on(pull_and_remove(&node, &image));
-    hold_background(&registry, &fixture);
-    let pulled = runtime.block_on(node.pull(&image));
-    let mounted = node.mount_at(&pulled, "app");
+    let Some(restored) = Restored::new() else { return };
+    let Restored { runtime, node, keeper, registry, image, pulled, mounted } = restored;
     let index = node.dir.path().join("store/indexes").join(pulled.layers[0].key.as_str());
     let dir = node.stop(runtime);
     fs_err::write(&index, "damaged").unwrap();
