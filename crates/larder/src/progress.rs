@@ -52,7 +52,7 @@ impl RateWindow {
         RateWindow { length, begun: None, rate: None }
     }
 
-    /// Begins the measurement anew.
+    /// Restarts the measurement.
     pub fn begin(&mut self, now: Instant, total: u64) {
         *self = RateWindow { begun: Some((now, total)), ..RateWindow::new(self.length) };
     }

@@ -80,7 +80,7 @@ impl Connections {
             let queued_ended = async { time::sleep(QUEUED).await };
             self.accept_until(&listener, &mut accepting, queued_ended).await;
         }
-        // Their clients connect anew, and nothing accepts them here.
+        // Their clients connect again, and nothing accepts them here.
         self.release();
         let AcceptLoop { mut running, next, router, stop, has_successor } = accepting;
         if let Some(stream) = next {

@@ -13,7 +13,7 @@ use super::usage::{each_layers_users, layer_users_beside_images, layers};
 use crate::disk::DiskSpace;
 
 /// What references the part of a layer that stays when the layer is removed.
-const KEPT: &str = "the next pull of the layer";
+const NEXT_PULL: &str = "the next pull of the layer";
 
 /// ID of the part of a layer that stays when the layer is removed.
 fn kept_part(key: &str) -> LayerId {
@@ -38,7 +38,7 @@ impl Store {
                 let id = layer.key.as_str().into();
                 sharing.add(MeasuredLayer { id, amount: freed, estimated, referenced_by });
                 if kept != DiskSpace::ZERO {
-                    let (id, referenced_by) = (kept_part(layer.key.as_str()), Some(KEPT.to_owned()));
+                    let (id, referenced_by) = (kept_part(layer.key.as_str()), Some(NEXT_PULL.to_owned()));
                     sharing.add(MeasuredLayer { id, amount: kept, estimated, referenced_by });
                 }
             }

@@ -63,7 +63,7 @@ impl Store {
         Ok(unguarded)
     }
 
-    /// Mounts a layer anew for the containers that start from now on, whose reads are verified then. Blocks until its
+    /// Mounts a layer again for the containers that start from now on, whose reads are verified then. Blocks until its
     /// metadata is right, or cannot be repaired in time.
     pub(crate) fn remount_verified(&self, layer: &VerifiedLayer) {
         let remounted = layer.read_metadata().and_then(|()| self.0.remount_layer(&layer.record));

@@ -178,7 +178,7 @@ fn containers_that_start_after_the_setting_was_made_are_verified() {
     let (before, dir) = (mount(), node.stop(runtime));
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let node = runtime.block_on(verifying(dir, &Arc::default(), LONGEST_WAIT)).unwrap();
-    poll(LONGEST_WAIT, || (mount() != before).then_some(())).expect("the layer is mounted anew");
+    poll(LONGEST_WAIT, || (mount() != before).then_some(())).expect("the layer is mounted again");
     assert_eq!(runtime.block_on(node.check(&pulled, &fixture, "started")), 0);
     assert_eq!(node.store().read_verification().unwrap().repaired_pieces, 1);
     node.store().umount(&running).unwrap();

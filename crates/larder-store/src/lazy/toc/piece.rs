@@ -14,8 +14,8 @@ use crate::unpack::{CompressedPart, DataPlace, DetectedCompression};
 pub(super) const MAX_WINDOW_LOG: u32 = 27;
 /// Bytes of memory for the bytes of the blob that a piece needs, and for one part of them and what it becomes.
 const MAX_MEMORY: u64 = 96 << 20;
-/// Parts whose plain bytes are kept for the next piece.
-const KEPT_PARTS: usize = 2;
+/// Parts whose plain bytes are cached for the next piece.
+const CACHED_PARTS: usize = 2;
 
 /// Digest of a chunk, or of more than that.
 #[derive(Debug, Clone, Copy)]
@@ -145,7 +145,7 @@ impl PieceReader {
             let range = &part.part.range;
             let bytes = &bytes[at(range.start - start)..at(range.end - start)];
             let plain = part.part.decompress(part.compression, bytes, MAX_WINDOW_LOG)?;
-            if self.parts.len() == KEPT_PARTS {
+            if self.parts.len() == CACHED_PARTS {
                 self.parts.pop_front();
             }
             self.parts.push_back((Arc::clone(part), plain));
