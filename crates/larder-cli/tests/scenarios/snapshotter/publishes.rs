@@ -11,6 +11,7 @@ use larder_testkit_peers::LayerFiles;
 use larder_testkit_peers::containerd::pods::pause_image;
 use larder_testkit_peers::process::{WAIT_LIMIT, pause};
 use tokio::runtime::{self, Runtime};
+use tokio::task::JoinHandle;
 
 use super::SnapshotterFixture;
 
@@ -20,6 +21,8 @@ const QUIET: Duration = Duration::from_millis(700);
 /// Counts the changes of containerd's images.
 struct ChangeCounter {
     _runtime: Runtime,
+    /// Ends if the changes are not, or no longer, received.
+    receiver: JoinHandle<()>,
     count: Arc<AtomicUsize>,
 }
 
@@ -30,7 +33,7 @@ impl ChangeCounter {
         let images = ContainerdImages::new(channel, WAIT_LIMIT);
         let count = Arc::<AtomicUsize>::default();
         let counted = Arc::clone(&count);
-        runtime.spawn(async move {
+        let receiver = runtime.spawn(async move {
             // containerd answers with the first change.
             let Ok(mut changes) = images.changes().await else { return };
             while changes.next().await {
@@ -38,7 +41,7 @@ impl ChangeCounter {
             }
         });
         pause(QUIET);
-        ChangeCounter { _runtime: runtime, count }
+        ChangeCounter { _runtime: runtime, receiver, count }
     }
 
     /// The changes since the last call, once no further one follows.
@@ -47,6 +50,7 @@ impl ChangeCounter {
             let before = self.count.load(Ordering::Relaxed);
             pause(QUIET);
             if self.count.load(Ordering::Relaxed) == before {
+                assert!(!self.receiver.is_finished(), "containerd's changes are not received");
                 return self.count.swap(0, Ordering::Relaxed);
             }
         }
