@@ -94,11 +94,12 @@ const OTHER_WORDS: [(&str, &str); 2] = [
 ];
 
 /// Messages that the command line prints as they are, with `-o json`; enums as words.
-const SHOWN: [&str; 49] = [
+const SHOWN: [&str; 50] = [
     "CallStatus",
     "Collection",
     "Condition",
     "ContainerdStatus",
+    "DamagedImage",
     "DiskSpace",
     "DiskUse",
     "DockerDiskSpace",

@@ -53,6 +53,9 @@ pub(super) async fn explain(
     {
         decision.size_bytes = total.bytes;
     }
+    let damaged =
+        storage.damaged_images().await.into_iter().find(|damaged| image.id.as_str() == damaged.id.as_str());
+    let damaged_layers = damaged.into_iter().flat_map(|damaged| damaged.layers).map(String::from);
     Ok(Explanation {
         decision: Some(decision),
         shared_bytes: shared(snapshot, &image.id),
@@ -64,6 +67,7 @@ pub(super) async fn explain(
         unrecorded_access,
         hidden: pulls.hides(&image),
         fill: image.fill.map(convert::fill),
+        damaged_layers: damaged_layers.collect(),
         mounts: Vec::new(),
         containerd_bytes: match storage.store() {
             Some(_) => bytes_in_containerd(&snapshot.layers, Some(&image.id)),

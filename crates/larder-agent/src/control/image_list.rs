@@ -1,6 +1,6 @@
 //! Lists images, on request with their age, use and layers, and the labels that the request names.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::pin::pin;
 use std::time::Duration;
 
@@ -94,6 +94,8 @@ pub(super) async fn list(
         answer.warnings.push(format!("use and layers are unknown: {why}"));
         HashMap::new()
     });
+    let damaged: HashSet<ImageId> =
+        storage.damaged_images().await.into_iter().map(|image| image.id.into()).collect();
     let keys: BTreeSet<String> = request.label_keys.iter().cloned().collect();
     let labels = time::timeout(DETAILS_WITHIN, collector.labels(&images, &keys)).await;
     let labels = labels.map_err(|_| timeout()).and_then(|read| read.map_err(|error| error.to_string()));
@@ -104,8 +106,9 @@ pub(super) async fn list(
     let detailed = |image: Image| {
         let labels = labels.remove(&image.id).unwrap_or_default().into_iter().collect();
         let DescribedImage { details, size_bytes } = described.get(&image.id).cloned().unwrap_or_default();
+        let damaged = damaged.contains(&image.id);
         let mut image = listed(image);
-        image.details = Some(api::ImageListDetails { labels, ..details });
+        image.details = Some(api::ImageListDetails { labels, damaged, ..details });
         if storage.store().is_some() {
             image.size_bytes = size_bytes.unwrap_or(image.size_bytes);
         }

@@ -9,7 +9,7 @@ use larder::image_service::{FsStats, ImageStats};
 use larder_api::v1 as api;
 use larder_registry::RegistryLoad;
 use larder_store::lazy::ReadVerification;
-use larder_store::store::IncompleteLayer;
+use larder_store::store::{DamagedImage, IncompleteLayer};
 use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 
@@ -83,7 +83,12 @@ pub(super) async fn now(
         kubernetes: node.workloads.cluster().map(NodeCluster::status),
         lazy_pulls: lazy_pulls(&node.storage, &config).await,
         read_verification: read_verification(&node.storage, &config).await,
+        damaged_images: node.storage.damaged_images().await.into_iter().map(damaged_image).collect(),
     }
+}
+
+fn damaged_image(image: DamagedImage) -> api::DamagedImage {
+    api::DamagedImage { image: image.name, layers: image.layers.into_iter().map(String::from).collect() }
 }
 
 /// The problems beside errors of single calls.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder::backend::{Backend, BackendError, CallErrorKind};
+use larder::error_chain;
 use larder::gc::{ClockReading, Collector, CollectorBuilder};
 use larder::go_format;
 use larder::hidden::HiddenImages;
@@ -13,7 +14,8 @@ use larder_cri::CriBackend;
 use larder_registry::RegistryLoad;
 use larder_store::backend::StoreBackend;
 use larder_store::lazy::ReadVerification;
-use larder_store::store::{IncompleteLayer, StoreError, Suspect};
+use larder_store::store::{DamagedImage, IncompleteLayer, StoreError, Suspect};
+use tokio::task::spawn_blocking;
 use tokio::time;
 
 use super::Observability;
@@ -200,6 +202,17 @@ impl Storage {
     /// The containers and mounts that may have read zeros of incomplete layers, and are still there. Blocks.
     pub(crate) fn suspects(&self) -> Result<Vec<Suspect>, StoreError> {
         self.store().map_or(Ok(Vec::new()), |store| store.store().suspects())
+    }
+
+    /// Images with layers that are recorded as damaged.
+    pub(crate) async fn damaged_images(&self) -> Vec<DamagedImage> {
+        let Some(store) = self.store().map(|store| store.store().clone()) else { return Vec::new() };
+        let listed = spawn_blocking(move || store.damaged_images()).await;
+        // The blocking call fails only when the runtime stops.
+        listed.unwrap_or(Ok(Vec::new())).unwrap_or_else(|error| {
+            tracing::warn!(error = error_chain(&error), "cannot list damaged images");
+            Vec::new()
+        })
     }
 
     /// Verification of layers when they are read; `None` where reads are not verified.

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use larder::go_format;
 use larder_api::v1::{
-    DiskUse, GcPhase, GcRound, GcStatus, IncompleteLayer, LazyPullStatus, OtherFilesystem,
+    DamagedImage, DiskUse, GcPhase, GcRound, GcStatus, IncompleteLayer, LazyPullStatus, OtherFilesystem,
     ReadVerificationStatus, RegistryStatus, StatusRequest, StatusResponse,
 };
 use larder_api::{EnumWord as _, convert};
+use larder_store::store::damage_hint;
 use tokio::time::{self, Instant};
 
 use crate::args::StatusArgs;
@@ -117,6 +118,9 @@ fn table(status: &StatusResponse, wide: bool) -> TextTable {
             table.row(["Incomplete".to_owned(), incomplete_layer(layer)]);
         }
     }
+    for image in &status.damaged_images {
+        table.row(["Damaged".to_owned(), damaged_image(image)]);
+    }
     if let Some(reads) = &status.read_verification {
         table.row(["Verified reads".to_owned(), verified_reads(reads)]);
     }
@@ -171,6 +175,12 @@ fn incomplete_layer(layer: &IncompleteLayer) -> String {
         images => format!("{} (layer {key})", images.join(", ")),
     };
     format!("{name}: {here}, the rest follows {}", fill.describe_source())
+}
+
+/// An image with damaged layers, and the next step.
+fn damaged_image(DamagedImage { image, layers }: &DamagedImage) -> String {
+    let layers: Vec<&str> = layers.iter().map(|key| short(key)).collect();
+    format!("{image} (layer {}): {}", layers.join(", "), damage_hint(image))
 }
 
 /// Whether layers are verified when they are read, and what was damaged.
@@ -337,6 +347,18 @@ mod tests {
         let expected =
             "3f8a21b0c9d43: 10% of 1GB, the rest follows from r.example: refused; next attempt in 12s";
         assert_eq!(incomplete_layer(&layer(refused)), expected);
+    }
+
+    #[test]
+    fn a_damaged_image_has_the_command_that_replaces_its_layers() {
+        let damaged =
+            DamagedImage { image: "r.example/app:1".into(), layers: vec!["3f8a21b0c9d4".repeat(6)] };
+        let shown =
+            table(&StatusResponse { damaged_images: vec![damaged], ..StatusResponse::default() }, false);
+        let shown = shown.to_string();
+        for expected in ["r.example/app:1 (layer 3f8a21b0c9d43): ", "larder pull r.example/app:1 replaces"] {
+            assert!(shown.contains(expected), "{expected}: {shown}");
+        }
     }
 
     #[test]

@@ -96,13 +96,13 @@ fn images_as_json_have_one_entry_for_each_name() {
                 "repository": "127.0.0.1:5000/library/web", "tag": "1.27",
                 "digest": format!("sha256:{}", "a".repeat(64)),
                 "platform": null, "type": "image", "id": WEB, "sizeBytes": 77_900_000, "pinned": false,
-                "created": null, "lastUsed": null, "uniqueBytes": 77_900_000, "inUse": true, "hidden": false,
+                "created": null, "lastUsed": null, "uniqueBytes": 77_900_000, "inUse": true, "hidden": false, "damaged": false,
                 "missingBytes": null,
             },
             {
                 "repository": "docker.io/library/busybox", "tag": "1.36", "digest": null,
                 "platform": null, "type": "image", "id": BUSYBOX, "sizeBytes": 4_261_550, "pinned": false,
-                "created": null, "lastUsed": null, "uniqueBytes": 4_261_550, "inUse": false, "hidden": false,
+                "created": null, "lastUsed": null, "uniqueBytes": 4_261_550, "inUse": false, "hidden": false, "damaged": false,
                 "missingBytes": null,
             },
         ])

@@ -8,8 +8,10 @@ use larder::go_format;
 use larder::reference::Reference;
 use larder_api::convert;
 use larder_api::v1::Explanation;
+use larder_store::store::damage_hint;
 
 use super::pull_record_lines;
+use crate::commands::images::short;
 
 const HIDDEN: &str =
     "hidden: fetched with credentials ahead of kubelet, visible once kubelet's own pull succeeds";
@@ -69,6 +71,11 @@ pub(crate) fn lines(requested: &str, explanation: &Explanation) -> Vec<String> {
             incomplete(head.unwrap_or(&image.id), &fill, image.size_bytes)
         ));
     }
+    if !explanation.damaged_layers.is_empty() {
+        let layers: Vec<&str> = explanation.damaged_layers.iter().map(|key| short(key)).collect();
+        let next = damage_hint(head.unwrap_or(&image.id));
+        lines.push(format!("  damaged:    layer {}: {next}", layers.join(", ")));
+    }
     if explanation.containerd_bytes > 0 {
         let bytes = go_format::bytes(explanation.containerd_bytes);
         lines.push(format!("  containerd: {bytes} of the size, because another program put the image there"));
@@ -93,4 +100,23 @@ fn requested_name<'a>(requested: &str, names: &'a [String]) -> Option<&'a String
     let is_same =
         |name: &&String| *name == requested || (parsed.is_some() && Reference::parse(name).ok() == parsed);
     names.iter().find(is_same).or(names.first())
+}
+
+#[cfg(test)]
+mod tests {
+    use larder_api::v1::ImageDecision;
+
+    use super::*;
+
+    #[test]
+    fn damaged_layers_have_the_command_that_replaces_them() {
+        let decision =
+            Some(ImageDecision { names: vec!["r.example/app:1".into()], ..ImageDecision::default() });
+        let damaged_layers = vec!["3f8a21b0c9d4".repeat(6)];
+        let explanation = Explanation { decision, damaged_layers, ..Explanation::default() };
+        let lines = lines("r.example/app:1", &explanation);
+        let expected = "  damaged:    layer 3f8a21b0c9d43: larder pull r.example/app:1 replaces what is damaged; without a \
+                        registry, larder load FILE";
+        assert!(lines.iter().any(|line| line == expected), "{lines:?}");
+    }
 }

@@ -18,6 +18,7 @@ use larder_agent::NodeOpenError;
 use larder_agent::client::Client;
 use larder_agent::image_name::digits_of_id;
 use larder_api::v1 as api;
+use larder_store::store::damage_hint;
 use serde::Serialize;
 
 use crate::args::{ImageFilter, ImagesArgs};
@@ -47,12 +48,23 @@ pub(super) async fn run(args: &ImagesArgs, session: &CommandSession) -> Result<C
     listed.warnings.iter().for_each(|warning| out.warning(warning));
     let rows: Vec<ImageTableRow> = listed.images.iter().flat_map(rows).collect();
     let rows = selected(args, rows, out)?;
+    warn_of_damage(&rows, out);
     if args.tree {
         out.table(&tree::table(&rows, &listed.layers));
     } else {
         show(args, &rows, out);
     }
     Ok(CommandOutcome::Done)
+}
+
+/// Names the images that cannot be used before a pull has replaced their damaged layers.
+fn warn_of_damage(rows: &[ImageTableRow], out: &Printer) {
+    let mut known = BTreeSet::new();
+    for row in rows.iter().filter(|row| row.damaged && known.insert(&row.id)) {
+        let name = row.name();
+        out.warning(format_args!("{name} is damaged"));
+        out.hint(damage_hint(&name));
+    }
 }
 
 /// Opens the images to list them. With `details` their last use is known, unless the state directory cannot be used.
@@ -147,6 +159,8 @@ struct ImageTableRow {
     /// Whether a container or a mount uses it.
     in_use: Option<bool>,
     hidden: bool,
+    /// Whether layers of it are damaged.
+    damaged: bool,
     #[serde(skip)]
     labels: BTreeMap<String, String>,
     #[serde(skip)]
@@ -174,6 +188,7 @@ fn rows(image: &api::Image) -> Vec<ImageTableRow> {
         unique_bytes: details.unique_bytes,
         in_use,
         hidden: image.hidden,
+        damaged: details.damaged,
         labels: details.labels.clone().into_iter().collect(),
         layers: details.layers.clone(),
     };
@@ -318,6 +333,7 @@ mod tests {
 
     use super::*;
     use crate::args::{Cli, Command};
+    use crate::printer::tests::TestWriter;
 
     #[test]
     fn names_are_split_at_the_tag_and_not_at_a_port() {
@@ -347,6 +363,26 @@ mod tests {
         let untagged = rows(&api::Image { repo_tags: Vec::new(), ..image });
         assert_eq!((untagged.len(), &untagged[0].tag, &untagged[0].digest), (1, &None, &digest));
         assert_eq!(rows(&api::Image::default()).len(), 1, "an image without names is listed, too");
+    }
+
+    #[test]
+    fn a_damaged_image_is_named_once_with_the_command_that_replaces_its_layers() {
+        let page = TestWriter::default();
+        let out = Printer::to(Box::new(std::io::sink()), Box::new(page.clone()));
+        let row = |tag: &str, id: &str, damaged| ImageTableRow {
+            repository: "r.example/app".into(),
+            tag: Some(tag.to_owned()),
+            id: id.into(),
+            damaged,
+            ..ImageTableRow::default()
+        };
+        warn_of_damage(&[row("1", "a", true), row("latest", "a", true), row("2", "b", false)], &out);
+        let shown = page.text();
+        assert!(
+            shown.starts_with("warning: r.example/app:1 is damaged\nhint: larder pull r.example/app:1 "),
+            "{shown}"
+        );
+        assert_eq!(shown.lines().count(), 2, "{shown}");
     }
 
     #[test]
