@@ -86,6 +86,7 @@ pub fn space_beside_images(space: &ReclaimableSpace) -> api::ReclaimableSpace {
     api::ReclaimableSpace {
         downloads: of(space.downloads),
         layers: of(space.layers),
+        remnants: of(space.remnants),
         trash: of(space.trash),
         build_cache: of(space.build_cache),
         total: of(space.total()),
@@ -101,6 +102,7 @@ pub fn to_space_beside_images(space: &api::ReclaimableSpace) -> ReclaimableSpace
     ReclaimableSpace {
         downloads: of(space.downloads),
         layers: of(space.layers),
+        remnants: of(space.remnants),
         trash: of(space.trash),
         build_cache: of(space.build_cache),
     }

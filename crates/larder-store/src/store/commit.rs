@@ -112,6 +112,7 @@ impl Store {
             lease.map_or(Ok(()), |lease| writer.put(LEASES, &lease.id, lease))?;
             Ok(rechecked)
         })?;
+        self.0.discard_superseded_remnants(whole_keys(layers));
         self.0.note_committed(layers.iter());
         self.0.note_images(rechecked.iter());
         Ok(())
@@ -152,6 +153,7 @@ impl OpenStore {
             }
             Ok((record, others))
         })?;
+        self.discard_superseded_remnants(whole_keys(&layers));
         self.note_committed(layers.iter());
         self.note_images(others.iter().chain([&record]));
         drop(guard);
@@ -289,6 +291,11 @@ impl OpenStore {
         }
         Ok(noted)
     }
+}
+
+/// Keys of the layers that have all their data.
+fn whole_keys(layers: &[LayerHandle]) -> impl Iterator<Item = &LayerKey> {
+    layers.iter().filter(|layer| layer.record().is_whole()).map(LayerHandle::key)
 }
 
 /// Makes uncommitted layers durable, and what was written since `writes` began.

@@ -316,6 +316,7 @@ impl OpenStore {
             writer.delete(LEASES, &PartialSource::lease_id(key))?;
             Ok(self.recheck_images(writer, key)?)
         })?;
+        self.discard_superseded_remnants(std::iter::once(key));
         self.note_images(images.iter());
         Ok(())
     }

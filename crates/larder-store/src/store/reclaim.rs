@@ -115,7 +115,8 @@ impl Store {
         let unused = self.0.sweep()?;
         let remnants = self.0.discard_remnants(&self.0.excess_remnants()?)?;
         self.empty_trash()?;
-        freed.layers += unused + remnants;
+        freed.layers += unused;
+        freed.remnants += remnants;
         Ok(())
     }
 
@@ -186,8 +187,8 @@ impl OpenStore {
         let trash = self.trash_usage()?;
         let remnants = self.excess_remnants()?;
         let remnants: DiskSpace = remnants.iter().map(|remnant| self.taken_by_remnant(remnant)).sum();
-        let layers = resumable + unused + remnants;
-        Ok(ReclaimableSpace { downloads, layers, trash, ..ReclaimableSpace::default() })
+        let layers = resumable + unused;
+        Ok(ReclaimableSpace { downloads, layers, remnants, trash, ..ReclaimableSpace::default() })
     }
 
     /// Moves ingests and resumable layers to the trash. Adds each to `freed`.

@@ -258,7 +258,8 @@ impl OpenStore {
         Ok((!has_index).then_some("its index is missing or damaged"))
     }
 
-    /// Remnants that are not kept any more: of layers that are here again, and the oldest beyond the space for all.
+    /// Remnants that are not kept any more: the oldest beyond the space for all, and those of layers that are here
+    /// again, whose removal has failed.
     pub(super) fn excess_remnants(&self) -> Result<Vec<RemnantRecord>, StoreError> {
         let doing = "list remnants of layers";
         let mut remnants: Vec<RemnantRecord> = self.db.read(doing, |reader| reader.all(REMNANTS))?;
@@ -297,7 +298,6 @@ impl OpenStore {
 
     /// Removes remnants that no pull uses. Returns the space that this frees.
     pub(crate) fn discard_remnants(&self, remnants: &[RemnantRecord]) -> Result<DiskSpace, StoreError> {
-        let doing = "remove remnants of layers";
         if remnants.is_empty() {
             return Ok(DiskSpace::ZERO);
         }
@@ -305,12 +305,31 @@ impl OpenStore {
         let is_held = |key: &LayerKey| self.references.has(&ReferencedItem::Layer(key.clone()));
         let keys = remnants.iter().map(|remnant| &remnant.layer.key);
         let keys: Vec<&LayerKey> = keys.filter(|key| !is_held(key)).collect();
+        self.remove_remnants(&keys)
+    }
+
+    /// Removes the remnants of layers that have all their data again: a removal keeps another. While content is locked.
+    pub(super) fn discard_superseded_remnants<'a>(&self, layers: impl Iterator<Item = &'a LayerKey>) {
+        let keys: Vec<&LayerKey> = layers.filter(|key| self.layout.remnant(key).exists()).collect();
+        if keys.is_empty() {
+            return;
+        }
+        if let Err(error) = self.remove_remnants(&keys) {
+            tracing::info!(
+                error = larder::error_chain(&error),
+                "remnants of layers are left to the next sweep"
+            );
+        }
+    }
+
+    fn remove_remnants(&self, keys: &[&LayerKey]) -> Result<DiskSpace, StoreError> {
+        let doing = "remove remnants of layers";
         self.db.write(doing, |writer| {
             keys.iter().try_for_each(|key| writer.delete(REMNANTS, key.as_str()))?;
             Ok(())
         })?;
         let mut freed = DiskSpace::ZERO;
-        for file in keys.into_iter().flat_map(|key| self.remnant_files(key)) {
+        for file in keys.iter().flat_map(|key| self.remnant_files(key)) {
             freed += taken(&file);
             self.disk.remove_file(&file).context(doing)?;
         }

@@ -157,8 +157,15 @@ async fn a_removal_frees_what_was_promised_and_what_is_kept_is_counted() {
         let planned: DiskSpace = planned.map(|layer| layer.amount).sum::<DiskSpace>() + usage.own;
         assert_eq!(layers.size_of(pulled.id.as_str()), Some(usage.total), "{attempt}");
         assert_eq!((planned, usage.unique + usage.shared), (usage.unique, usage.total), "{attempt}");
-        // What the first removal has kept is there until it is swept.
-        node.store().sweep(&ClockReading::now()).unwrap();
+        assert_eq!(
+            node.store().usage().unwrap().remnants.inodes,
+            attempt,
+            "{attempt}: none of a layer that is here"
+        );
+        let (trigger, now) = (ReclaimTrigger::Schedule, ClockReading::now());
+        assert_eq!(node.store().reclaimable(trigger, &now).unwrap().remnants, DiskSpace::ZERO, "{attempt}");
+        // What was fetched of the blob.
+        node.store().sweep(&now).unwrap();
         node.store().empty_trash().unwrap();
         let before = du(&root);
         let freed = remove(&node, &pulled);
@@ -378,8 +385,8 @@ fn nothing_stays_where_nothing_is_to_be_kept() {
     let dir = node.stop(runtime);
     let store = Store::open(&dir.path().join("store"), StoreConfig::default()).unwrap();
     let (trigger, now) = (ReclaimTrigger::Schedule, ClockReading::now());
-    let promised = store.reclaimable(trigger, &now).unwrap().layers;
-    let freed = store.reclaim(trigger, &now).freed.layers;
+    let promised = store.reclaimable(trigger, &now).unwrap().remnants;
+    let freed = store.reclaim(trigger, &now).freed.remnants;
     assert!(freed.bytes > 0 && freed == promised, "{freed:?} of {promised:?}");
     assert_eq!(store.usage().unwrap().remnants.inodes, 1, "the directory");
 }

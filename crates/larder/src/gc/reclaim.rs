@@ -27,6 +27,8 @@ pub struct ReclaimableSpace {
     pub downloads: DiskSpace,
     /// Layers without an image: of failed and interrupted pulls, or of expired leases.
     pub layers: DiskSpace,
+    /// What was kept of removed layers, and is of no more use.
+    pub remnants: DiskSpace,
     /// Removed files that are not deleted yet.
     pub trash: DiskSpace,
     /// Build cache.
@@ -75,7 +77,7 @@ impl<E> From<Result<ReclaimableSpace, E>> for ReclaimOutcome<E> {
 impl ReclaimableSpace {
     /// The sum of all kinds.
     pub fn total(&self) -> DiskSpace {
-        self.downloads + self.layers + self.trash + self.build_cache
+        self.downloads + self.layers + self.remnants + self.trash + self.build_cache
     }
 }
 
@@ -86,6 +88,7 @@ impl Add for ReclaimableSpace {
         ReclaimableSpace {
             downloads: self.downloads + other.downloads,
             layers: self.layers + other.layers,
+            remnants: self.remnants + other.remnants,
             trash: self.trash + other.trash,
             build_cache: self.build_cache + other.build_cache,
         }
@@ -104,6 +107,7 @@ impl fmt::Display for ReclaimableSpace {
         let kinds = [
             ("downloads", self.downloads),
             ("layers without an image", self.layers),
+            ("remnants of layers", self.remnants),
             ("trash", self.trash),
             ("build cache", self.build_cache),
         ];

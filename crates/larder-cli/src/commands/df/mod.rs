@@ -88,15 +88,17 @@ fn summary(usage: &UsageResponse) -> TextTable {
         });
         [name.to_owned(), total, active, format!("{about}{}", size::bytes(bytes)), freed.unwrap_or_default()]
     };
-    let beside = usage.reclaimable_beside_images.as_ref().and_then(|space| space.total);
-    let beside = beside.unwrap_or_default().size_bytes;
+    let beside = usage_by_state::reclaimable_kinds(usage.reclaimable_beside_images.as_ref());
     if let Some(by_state) = &usage.usage_by_state {
         let about = if by_state.estimated { "about " } else { "" };
         let all = usage_by_state::image_states(by_state).map(|(_, images)| images);
         let (count, bytes) =
             all.fold((0, 0), |sum, images| (sum.0 + images.count, sum.1 + images.size_bytes));
         let active = by_state.in_use.unwrap_or_default().count;
-        let reclaimable = usage.reclaimable_bytes.unwrap_or_default().saturating_sub(beside);
+        let reclaimable = usage
+            .reclaimable_bytes
+            .unwrap_or_default()
+            .saturating_sub(beside.iter().map(|(_, bytes)| bytes).sum());
         table.row(row("images", [Some(count), Some(active)], bytes, Some(reclaimable), about));
     } else {
         let images = usage.images.unwrap_or_default();
@@ -104,8 +106,8 @@ fn summary(usage: &UsageResponse) -> TextTable {
         let nothing = (total.count == 0).then_some(0);
         table.row(row("images", [Some(total.count), Some(active.count)], total.size_bytes, nothing, ""));
     }
-    if beside > 0 {
-        table.row(row("left by failed pulls", [None, None], beside, Some(beside), ""));
+    for (kind, bytes) in beside {
+        table.row(row(kind, [None, None], bytes, Some(bytes), ""));
     }
     table
 }
@@ -113,9 +115,7 @@ fn summary(usage: &UsageResponse) -> TextTable {
 fn show_details(args: &DfArgs, usage: &UsageResponse, out: &Printer) {
     if let Some(by_state) = usage.usage_by_state {
         let reclaimable = usage.reclaimable_bytes.unwrap_or_default();
-        let beside_images = usage.reclaimable_beside_images.as_ref().and_then(|space| space.total);
-        let beside_images = beside_images.unwrap_or_default().size_bytes;
-        out.table(&usage_by_state::table(&by_state, reclaimable, beside_images));
+        out.table(&usage_by_state::table(&by_state, reclaimable, usage.reclaimable_beside_images.as_ref()));
         out.line("");
     }
     if let Some(store) = &usage.store {

@@ -1,7 +1,7 @@
 //! Usage of the image filesystem: images by state, and other data.
 
 use larder::hint::Hint;
-use larder_api::v1::{ImageTotal, UsageByState};
+use larder_api::v1::{DiskSpace, ImageTotal, ReclaimableSpace, UsageByState};
 
 use crate::output::size;
 use crate::output::table::TextTable;
@@ -24,8 +24,25 @@ pub(in crate::commands) fn image_states(
         .filter(|(_, usage)| usage.count > 0)
 }
 
-/// A row for each state, for other data and for `reclaimable` bytes, of which `beside_images` are no part of an image.
-pub(in crate::commands) fn table(by_state: &UsageByState, reclaimable: u64, beside_images: u64) -> TextTable {
+/// Reclaimable bytes that are no part of an image, by what they are; those that there are.
+pub(in crate::commands) fn reclaimable_kinds(beside: Option<&ReclaimableSpace>) -> Vec<(&'static str, u64)> {
+    let beside = beside.copied().unwrap_or_default();
+    let bytes = |space: Option<DiskSpace>| space.unwrap_or_default().size_bytes;
+    let kinds = [
+        ("left by failed pulls", bytes(beside.downloads) + bytes(beside.layers)),
+        ("old remnants of removed layers", bytes(beside.remnants)),
+        ("trash, being deleted", bytes(beside.trash)),
+        ("build cache", bytes(beside.build_cache)),
+    ];
+    kinds.into_iter().filter(|(_, bytes)| *bytes > 0).collect()
+}
+
+/// A row for each state, for other data and for `reclaimable` bytes, of which those `beside` are no part of an image.
+pub(in crate::commands) fn table(
+    by_state: &UsageByState,
+    reclaimable: u64,
+    beside: Option<&ReclaimableSpace>,
+) -> TextTable {
     let mut table = TextTable::new(["USAGE", "COUNT", "SIZE"]);
     let about = if by_state.estimated { "about " } else { "" };
     for (state, usage) in image_states(by_state) {
@@ -38,8 +55,8 @@ pub(in crate::commands) fn table(by_state: &UsageByState, reclaimable: u64, besi
     }
     let row = |name: &str, bytes| [name.to_owned(), String::new(), format!("{about}{}", size::bytes(bytes))];
     table.row(row("reclaimable", reclaimable));
-    if beside_images > 0 {
-        table.row(row("reclaimable, left by failed pulls", beside_images));
+    for (kind, bytes) in reclaimable_kinds(beside) {
+        table.row(row(&format!("reclaimable, {kind}"), bytes));
     }
     table
 }
@@ -69,6 +86,29 @@ pub(super) fn print(by_state: &UsageByState, lists_reasons: bool, out: &Printer)
 mod tests {
     use super::*;
     use crate::printer::tests::TestWriter;
+
+    #[test]
+    fn each_kind_of_reclaimable_space_has_its_own_name() {
+        let space = |size_bytes| Some(DiskSpace { size_bytes, inodes: 1 });
+        let beside = ReclaimableSpace {
+            downloads: space(100),
+            layers: space(20),
+            remnants: space(3),
+            trash: space(4),
+            total: space(127),
+            ..ReclaimableSpace::default()
+        };
+        let kinds = [
+            ("left by failed pulls", 120),
+            ("old remnants of removed layers", 3),
+            ("trash, being deleted", 4),
+        ];
+        assert_eq!(reclaimable_kinds(Some(&beside)), kinds);
+        let table = table(&UsageByState::default(), 1000, Some(&beside)).to_string();
+        for (kind, _) in kinds {
+            assert!(table.contains(&format!("reclaimable, {kind}")), "{table}");
+        }
+    }
 
     #[test]
     fn a_result_with_reasons_has_no_hint_to_them() {

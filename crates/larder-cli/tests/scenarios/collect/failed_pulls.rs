@@ -73,7 +73,10 @@ impl InterruptedNode {
 }
 
 fn total(space: &Value) -> u64 {
-    ["downloads", "layers", "trash", "buildCache"].map(|kind| number(&space[kind], "sizeBytes")).iter().sum()
+    ["downloads", "layers", "remnants", "trash", "buildCache"]
+        .map(|kind| number(&space[kind], "sizeBytes"))
+        .iter()
+        .sum()
 }
 
 #[test]
