@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder::backend::{Image, PullOptions, PullUntil};
+use larder::backend::{Image, ImageFill, PullOptions, PullUntil};
 use larder::events::{Event, EventReason, EventSink, LogSink};
 use larder::pod::Pod;
 use larder::pull::{EnsureRequest, ImagePresence as Pulled, PullConfig, PullPolicy};
@@ -114,6 +114,9 @@ pub(super) async fn run(
     requests.iter_mut().zip(names).for_each(|(request, name)| request.image = name);
     show(args, &rows(&requests, &results), out);
     let reported = report(args, &requests, &results, &candidates, out);
+    if set == PulledSet::Present {
+        report_missing(&requests, &results, calls.client(), out).await;
+    }
     if results.len() > 1 && !args.quiet && args.output.is_none() {
         out.summary(summary(&results, started.elapsed()));
     }
@@ -124,6 +127,33 @@ pub(super) async fn run(
     Ok(outcome
         .max(reported)
         .max(ensure_runner::end(&calls, &requests, EnsureResults { results, lost }, &interrupt, out).await))
+}
+
+/// Prints how much is still missing of the images that could not be completed: what is here is kept.
+async fn report_missing(
+    requests: &[EnsureRequest],
+    results: &[EnsureResult],
+    client: &Client,
+    out: &Printer,
+) {
+    for (EnsureRequest { image, .. }, result) in requests.iter().zip(results) {
+        if !matches!(result, EnsureResult::Failed(_)) {
+            continue;
+        }
+        let asked = InspectRequest { image: image.to_string(), exact: true };
+        let Ok(found) = client.ask(async |mut calls| calls.inspect(asked).await).await else { continue };
+        let found = found.image.map(convert::image_from).unwrap_or_default();
+        if let Some(fill) = &found.fill {
+            out.info(still_missing(image, fill, found.size));
+        }
+    }
+}
+
+fn still_missing(image: &ImageName, fill: &ImageFill, size: u64) -> String {
+    let (missing, size) = (size::bytes(fill.missing_bytes), size::bytes(size));
+    format!(
+        "note: {image}: {missing} of {size} are missing; what is here is kept, larder complete {image} fetches the rest"
+    )
 }
 
 /// Makes requests those for what is missing of the present images of their names, and `names` these names; reports
@@ -293,9 +323,15 @@ fn requests(images: &[ImageName], until: PullUntil, out: &Printer) -> (Vec<Ensur
 
 #[cfg(test)]
 mod tests {
-    use larder::backend::ImageFill;
-
     use super::*;
+
+    #[test]
+    fn an_image_that_was_not_completed_says_what_is_missing_and_what_to_do() {
+        let fill = ImageFill { missing_bytes: 3_000_000, ..ImageFill::default() };
+        let expected = "note: app:1: 3MB of 1.2GB are missing; what is here is kept, larder complete app:1 fetches the \
+                        rest";
+        assert_eq!(still_missing(&"app:1".into(), &fill, 1_200_000_000), expected);
+    }
 
     #[test]
     fn the_present_image_is_completed_and_not_the_one_that_its_tag_means_now() {

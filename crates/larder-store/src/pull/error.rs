@@ -63,6 +63,16 @@ pub enum PullError {
         /// Why not, in words.
         reason: String,
     },
+    /// Nothing has come of a layer that is being filled for a while. What is here is kept, and the fill goes on.
+    #[error("{} of layer {digest} missing: {reason}", go_format::bytes(*missing_bytes))]
+    Unfilled {
+        /// Digest of the layer in the manifest.
+        digest: Digest,
+        /// Bytes that are missing.
+        missing_bytes: u64,
+        /// Why they do not come.
+        reason: String,
+    },
     /// Data of a layer cannot come later: another layer copies its files, or another pull has fetched it. The image is
     /// pulled in full instead.
     #[error("the image must be pulled in full")]
@@ -173,6 +183,9 @@ impl PullError {
             PullError::OutOfSpace { cause, .. } => cause.hint(),
             PullError::Store(error) => error.hint(),
             PullError::Incomplete { .. } => Some("pull again: the layer is fetched in full then".into()),
+            PullError::Unfilled { .. } => {
+                Some("what is here is kept: complete the image when the registry answers".into())
+            }
             PullError::Stalled(_) | PullError::Abandoned | PullError::NotLazily => None,
         }
     }

@@ -18,6 +18,7 @@ mod fetch_layer;
 mod fetched_image;
 mod fill;
 mod fill_sessions;
+mod fill_watch;
 mod layer_job;
 mod load;
 mod lowers;
@@ -48,6 +49,7 @@ use larder::reference::{Digest, Platform, Reference};
 use larder::retention::{KeepRule, Selector};
 use larder::scheduler::Scheduler;
 use tokio::sync::Semaphore;
+use tokio::time::{self, Instant};
 
 pub use error::PullError;
 pub use fetched_image::{FetchedImage, FetchedLayer};
@@ -68,6 +70,7 @@ use deferred_guard::DeferredGuard;
 pub use deferred_guard::GuardPlan;
 use fetch_layer::LayerOrigin;
 use fill_sessions::{LayerSessions, NodeCredentials};
+use fill_watch::{FILL_CHECK, FillWatch};
 use larder_registry::manifest::{ImageConfig, PlatformMatcher};
 use larder_registry::{ImageDocuments, RegistryClient};
 use open_files::OpenFileBudget;
@@ -369,13 +372,25 @@ impl StorePuller {
 
     /// Waits until a layer is complete, if it is being filled.
     async fn wait_until_filled(&self, key: &LayerKey, digest: &Digest) -> Result<(), PullError> {
-        let _completing = self.store.0.partials.demand().complete();
-        match self.store.0.partials.get(key) {
-            Some(filling) if !filling.ended().await => {
-                let reason = "its archive is not what its table of contents says".into();
-                Err(PullError::Incomplete { digest: digest.clone(), reason })
+        let partials = &self.store.0.partials;
+        let _completing = partials.demand().complete();
+        let Some(filling) = partials.get(key) else { return Ok(()) };
+        let (mut checks, mut watch) = (time::interval(FILL_CHECK), FillWatch::new(Instant::now()));
+        loop {
+            tokio::select! {
+                is_complete = filling.ended() => {
+                    let reason = "its archive is not what its table of contents says".into();
+                    let differs = PullError::Incomplete { digest: digest.clone(), reason };
+                    return if is_complete { Ok(()) } else { Err(differs) };
+                }
+                _ = checks.tick() => {}
             }
-            _ => Ok(()),
+            let (now, progress) = (Instant::now(), filling.progress());
+            let (_, problem) = partials.source(key, now);
+            if let Some(reason) = watch.failed(progress.filled_bytes, problem, now) {
+                let missing_bytes = progress.total_bytes - progress.filled_bytes;
+                return Err(PullError::Unfilled { digest: digest.clone(), missing_bytes, reason });
+            }
         }
     }
 
