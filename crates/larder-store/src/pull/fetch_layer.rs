@@ -67,6 +67,14 @@ impl LayerOrigin {
         progress
     }
 
+    /// Name of the image that is pulled; `None` if it comes from an archive.
+    pub(super) fn image(&self) -> Option<String> {
+        match self {
+            LayerOrigin::Registry { session, .. } => Some(session.image().to_string()),
+            LayerOrigin::Import { .. } => None,
+        }
+    }
+
     /// The blob of a layer, as this origin has it.
     pub(super) fn blob(&self, planned: &PlannedLayer) -> BlobSource {
         let (digest, size) = (planned.descriptor.digest.clone(), planned.descriptor.size);
@@ -207,7 +215,8 @@ impl LayerFetch {
         tokio::select! {
             fetched = self.fetch() => fetched.map_err(FetchStop::Failed),
             () = slot.gives_way(config.minimum_rate, |now| self.progress.rate(now)) => {
-                tracing::info!("a fetch gives way to layers that wait for its slot");
+                let (image, digest) = (self.origin.image(), &self.planned.descriptor.digest);
+                tracing::info!(image, %digest, "a fetch gives way to layers that wait for its slot");
                 self.origin.note(&self.planned, LayerPhase::Queued);
                 Err(FetchStop::GaveWay)
             }

@@ -111,7 +111,8 @@ impl LayerFetch {
             source,
         };
         let in_full = |reason: String| {
-            tracing::info!(digest = %self.planned.descriptor.digest, reason, "pulling a layer in full");
+            let (image, digest) = (session.image(), &self.planned.descriptor.digest);
+            tracing::info!(%image, %digest, reason, "pulling a layer in full");
             Ok(None)
         };
         let table = match table.read(&format).await {
@@ -401,7 +402,8 @@ impl LayerFill {
             let error = match self.attempt(self.sessions.take_blob()).await {
                 Ok(()) => {
                     let seconds = began.elapsed().as_secs_f64();
-                    return tracing::info!(layer = %self.key, seconds, "completed a layer");
+                    let image = self.sessions.image();
+                    return tracing::info!(layer = %self.key, %image, seconds, "completed a layer");
                 }
                 Err(PullError::Abandoned) if self.sessions.has_blob() => continue,
                 Err(error) => error,
@@ -439,7 +441,7 @@ impl LayerFill {
         tracing::error!(layer = %self.key, %image, error, "a layer is damaged; the next pull replaces it");
         let (store, key) = (self.puller.store.clone(), self.key.clone());
         if let Ok(Err(error)) = blocking(move || store.fail_layer(&key)).await {
-            tracing::error!(layer = %self.key, %error, "cannot record a damaged layer");
+            tracing::error!(layer = %self.key, %image, %error, "cannot record a damaged layer");
         }
     }
 

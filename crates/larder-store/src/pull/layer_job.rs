@@ -310,7 +310,8 @@ impl LayerJobs<'_> {
         for at in 0..self.jobs.len() {
             let job = &mut self.jobs[at];
             if matches!(&job.state, LayerState::Waiting(wait) if wait.is_slow(now)) {
-                tracing::info!(digest = %job.planned.descriptor.digest, "fetching a layer whose fetch by another pull is too slow");
+                let (image, digest) = (self.origin.image(), &job.planned.descriptor.digest);
+                tracing::info!(image, %digest, "fetching a layer whose fetch by another pull is too slow");
                 job.request.require_repository();
                 self.claim_again(at).await?;
             }

@@ -35,7 +35,8 @@ impl LayerFetch {
                 Ok(chunks) => chunks,
                 Err(error) => {
                     let reason = larder::error_chain(&error);
-                    tracing::info!(layer = %layer.key, reason, "a removed layer is fetched in another way");
+                    let (image, layer) = (session.image(), &layer.key);
+                    tracing::info!(%image, %layer, reason, "a removed layer is fetched in another way");
                     return Ok(None);
                 }
             };

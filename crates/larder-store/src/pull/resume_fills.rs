@@ -79,7 +79,8 @@ impl StorePuller {
             let name = match Reference::parse(source.blob.repository()) {
                 Ok(name) => name,
                 Err(error) => {
-                    tracing::error!(layer = %record.key, %error, "cannot go on to fill a layer: remove its image");
+                    let images = self.store.0.names_of_images_with(&record.key).unwrap_or_default();
+                    tracing::error!(layer = %record.key, ?images, %error, "cannot go on to fill a layer: remove its image");
                     continue;
                 }
             };
@@ -207,7 +208,8 @@ impl StorePuller {
             let file = file.into();
             let missing = store.missing_pieces(&file, &record)?.or_else(|error| {
                 let reason = larder::error_chain(&error);
-                tracing::warn!(layer = %record.key, reason, "reads of a layer wait for its whole blob");
+                let images = store.0.names_of_images_with(&record.key).unwrap_or_default();
+                tracing::warn!(layer = %record.key, ?images, reason, "reads of a layer wait for its whole blob");
                 missing_pieces(&file, &record.erofs, &[])
             });
             let missing = missing.map(|chunks| MissingData { chunks, spans: Arc::default() });

@@ -38,12 +38,12 @@ async fn fetch(session: &RepositorySession, digest: &Digest) -> HashMap<Digest, 
     match session.manifest(&Descriptor::new("", digest.clone(), 0)).await.map(|found| found.document) {
         Ok(ManifestOrIndex::Artifact(index)) => SociToc::annotations(&index),
         Ok(_) => {
-            tracing::info!(%digest, "the SOCI index of an image is something else: it is not used");
+            tracing::info!(image = %session.image(), %digest, "the SOCI index of an image is something else: it is not used");
             HashMap::new()
         }
         Err(error) => {
             let error = larder::error_chain(&error);
-            tracing::info!(%digest, error, "cannot fetch the SOCI index of an image");
+            tracing::info!(image = %session.image(), %digest, error, "cannot fetch the SOCI index of an image");
             HashMap::new()
         }
     }

@@ -56,7 +56,10 @@ impl Store {
                     Ok(layer) if is_guarded => layer.request_metadata(),
                     Ok(layer) => unguarded.push(layer),
                     // Its reads fail.
-                    Err(error) => tracing::error!(layer = %key, %error, "cannot verify the reads of a layer"),
+                    Err(error) => {
+                        let images = self.0.names_of_images_with(&key).unwrap_or_default();
+                        tracing::error!(layer = %key, ?images, %error, "cannot verify the reads of a layer");
+                    }
                 }
             }
         }
@@ -69,7 +72,8 @@ impl Store {
         let remounted = layer.read_metadata().and_then(|()| self.0.remount_layer(&layer.record));
         if let Err(error) = remounted {
             let layer = &layer.record.key;
-            tracing::warn!(%layer, %error, "reads of a layer that was mounted before are not verified");
+            let images = self.0.names_of_images_with(layer).unwrap_or_default();
+            tracing::warn!(%layer, ?images, %error, "reads of a layer that was mounted before are not verified");
         }
     }
 
