@@ -213,6 +213,11 @@ impl OpenStore {
         Ok(measure(path).context("measure a layer")? + self.index_space(key))
     }
 
+    /// Disk usage now of what is here of a layer, with its index; its record has what it takes once it is complete.
+    pub(super) fn space_here(&self, key: &LayerKey) -> DiskSpace {
+        taken(&self.layout.layer(key)) + self.index_space(key)
+    }
+
     /// Disk usage of a layer's index.
     pub(crate) fn index_space(&self, key: &LayerKey) -> DiskSpace {
         taken(&self.layout.index(key))

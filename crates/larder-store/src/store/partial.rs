@@ -35,7 +35,7 @@ pub struct IncompleteLayer {
     pub key: LayerKey,
     /// Names of the images that have it, one for each.
     pub images: Vec<String>,
-    /// Bytes of its data, here or not.
+    /// Bytes that it takes once it is complete.
     pub total_bytes: u64,
     /// The missing data, and where it comes from.
     pub fill: ImageFill,
@@ -220,8 +220,10 @@ impl Store {
         let mut layers = Vec::new();
         for (LayerRecord { key, usage, .. }, partial) in records {
             let lease: Option<LeaseRecord> = reader.get(LEASES, &PartialSource::lease_id(&key))?;
-            let unfilled = FillProgress { total_bytes: usage.bytes, ..FillProgress::default() };
-            let progress = filling.get(&key).copied().unwrap_or(unfilled);
+            let progress = filling.get(&key).copied();
+            let here = self.0.space_here(&key);
+            let missing_bytes = missing_bytes(usage.bytes, here.bytes, progress.as_ref());
+            let progress = progress.unwrap_or_default();
             let (host, problem) = self.0.partials.source(&key, Instant::now());
             let problem = problem.or_else(|| {
                 // A daemon that could not guard reads, or no daemon.
@@ -232,9 +234,9 @@ impl Store {
             let having = images.iter().filter(|image| image.complete && image.has_layer(&key));
             layers.push(IncompleteLayer {
                 images: having.map(|image| image.name().to_owned()).collect(),
-                total_bytes: progress.total_bytes,
+                total_bytes: usage.bytes,
                 fill: ImageFill {
-                    missing_bytes: progress.total_bytes - progress.filled_bytes,
+                    missing_bytes,
                     waiting_reads: progress.waiting as u64,
                     hosts: BTreeSet::from([host.unwrap_or_else(|| partial.blob.registry_name().to_owned())]),
                     bytes_per_second: progress.bytes_per_second,
@@ -264,6 +266,14 @@ impl Store {
         partial.retain(|layer| layer.present && layer.partial.is_some());
         Ok(partial)
     }
+}
+
+/// Missing bytes of an incomplete layer that takes `total` bytes once it is complete; `here` are on the disk. The next
+/// process knows less of what is filled than the disk has: it must not look as if data were lost. Never zero: the layer
+/// is not complete.
+fn missing_bytes(total: u64, here: u64, progress: Option<&FillProgress>) -> u64 {
+    let unfilled = progress.map_or(u64::MAX, |progress| progress.total_bytes - progress.filled_bytes);
+    total.saturating_sub(here).min(unfilled).max(1)
 }
 
 /// The layers of images, mounts and containers that are not complete. Each has a lease.
@@ -319,5 +329,29 @@ impl OpenStore {
         self.discard_superseded_remnants(std::iter::once(key));
         self.note_images(images.iter());
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn less_is_never_here_because_another_process_goes_on() {
+        let progress =
+            |filled_bytes| Some(FillProgress { filled_bytes, total_bytes: 900, ..FillProgress::default() });
+        let steps = [
+            missing_bytes(1000, 100, progress(0).as_ref()),
+            missing_bytes(1000, 400, progress(350).as_ref()),
+            // Nothing fills it.
+            missing_bytes(1000, 400, None),
+            // The next process has not yet compared what is on the disk.
+            missing_bytes(1000, 400, progress(0).as_ref()),
+            missing_bytes(1000, 700, progress(200).as_ref()),
+            // Zeros take no space.
+            missing_bytes(1000, 700, progress(900).as_ref()),
+            missing_bytes(1000, 1000, None),
+        ];
+        assert_eq!(steps, [900, 550, 600, 600, 300, 1, 1]);
     }
 }

@@ -331,7 +331,7 @@ impl Store {
         let mut promised = PromisedSpace::default();
         let layers = self.0.db.read("list incomplete layers", incomplete_records)?;
         for (LayerRecord { key, usage, .. }, partial) in layers {
-            let here = taken(&self.0.layout.layer(&key)) + taken(&self.0.layout.index(&key));
+            let here = self.0.space_here(&key);
             promised.data.bytes += usage.bytes.saturating_sub(here.bytes);
             // The next process reads the table of contents there, too.
             let table = TocFormat::of(&partial.descriptor()).and_then(|format| partial.blob.table(&format));
