@@ -98,8 +98,17 @@ pub(crate) fn next_step(error: &FetchError) -> Option<Hint> {
             }
         }
         FetchErrorKind::Manifest(ManifestError::NoPlatform { offered, .. }) if !offered.is_empty() => {
-            Hint::from("build the image for this platform, or request another one: ")
-                .setting("platform", offered[0].clone())
+            let hint = Hint::from("build the image for this platform");
+            match &error.target {
+                // The callers without a command line have no such flag.
+                FetchTarget::Manifest(digest) => hint.text(", or pull it for another one: ").command([
+                    "pull".to_owned(),
+                    "--platform".to_owned(),
+                    offered[0].clone(),
+                    format!("{repository}@{digest}"),
+                ]),
+                _ => hint,
+            }
         }
         FetchErrorKind::Manifest(error) => return error.hint().map(Hint::from),
         FetchErrorKind::Hosts(error) => return error.hint().map(Hint::from),

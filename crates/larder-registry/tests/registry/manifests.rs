@@ -63,6 +63,13 @@ async fn nested_indexes_are_searched_for_the_platform_and_a_loop_of_them_ends() 
     let error = session.documents(&platform("linux/riscv64")).await.unwrap_err();
     assert!(matches!(*error.kind, FetchErrorKind::Manifest(ManifestError::NoPlatform { .. })));
     assert!(error.to_string().contains("wanted linux/riscv64, offered linux/s390x"), "{error}");
+    let hint = error.hint().unwrap().to_string();
+    let expected =
+        "build the image for this platform, or pull it for another one: larder pull --platform linux/s390x ";
+    assert!(
+        hint.starts_with(expected) && hint.contains("shop/web@sha256:"),
+        "every caller can give it: {hint}"
+    );
 
     // Beyond any real nesting: each index names the one before it.
     let (mut below, mut below_size) = (inner_digest, inner.len());
