@@ -93,6 +93,11 @@ const FLAGS: &[(&str, &str, &str)] = &[
     ),
     ("df explain gc lease keep mounts inspect", "--no-trunc", "use -o wide, or -o json for whole values"),
     ("rm rmi", "--all -a --prune", "use larder prune -a, which retains images in use"),
+    (
+        "rm rmi",
+        "-q --quiet",
+        "larder rm prints what it removed, which > /dev/null discards; for rmi -q of crictl use larder prune -a",
+    ),
     ("rm", "--dry-run -n", "use larder explain IMAGE, which shows what its removal frees"),
     ("rm", "--no-prune", "larder removes the layers that no other image has; leave the flag out"),
     ("inspect", "--type", "larder inspect is about images only; leave the flag out"),
