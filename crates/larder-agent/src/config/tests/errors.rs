@@ -263,13 +263,16 @@ fn errors_name_the_item_of_a_list() {
     );
     let hint = "must have name or digest, and nothing else [write it like - name: registry.example/*]";
     expect(
-        "pull:\n  lazy:\n    images:\n    - {}\n    - {name: a, digest: b}\n    - {label: a}\n    - {name: a, ttl: 1h}\n",
+        "pull:\n  lazy:\n    images:\n    - {}\n    - {name: a, digest: b}\n    - {label: a}\n    - {name: a, ttl: 1h}\n    \
+         - name: Bad/[x\n",
         &[
             &format!("c.yaml:6: pull.lazy.images[0]: {hint}"),
             &format!("c.yaml:7: pull.lazy.images[1]: {hint}"),
             "c.yaml:7: pull.lazy.images[1]: b: not a digest; use sha256: and 64 hexadecimal digits",
             "c.yaml:8: pull.lazy.images[2].label: unknown key [known keys: name, digest]",
             "c.yaml:9: pull.lazy.images[3].ttl: unknown key [known keys: name, digest]",
+            "c.yaml:10: pull.lazy.images[4]: \"Bad/[x\": invalid reference format; expected \
+             [registry[:port]/]repository[:tag][@digest]",
         ],
     );
     expect(
