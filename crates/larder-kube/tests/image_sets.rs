@@ -14,7 +14,7 @@ use larder_kube::image_sets::{
     ImageSet, ImageSetOptions, LEASE, SetImages, WantedImage, clear_report, definitions, run_image_sets,
 };
 use larder_kube::{Cluster, ClusterError, ClusterOptions, ResponseObserver};
-use larder_testkit::kube_api::{ADMINISTRATOR, ApiRequest, KubeApi, PolicyRule};
+use larder_testkit::kube_api::{ADMINISTRATOR, ApiFault, ApiRequest, KubeApi, PolicyRule};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -131,7 +131,10 @@ impl Fleet {
     }
 
     async fn start_with(options: ImageSetOptions, nodes: &[(&str, &str)]) -> Fleet {
-        let api = KubeApi::start();
+        Fleet::start_at(KubeApi::start(), options, nodes).await
+    }
+
+    async fn start_at(api: KubeApi, options: ImageSetOptions, nodes: &[(&str, &str)]) -> Fleet {
         for definition in definitions() {
             let definition = serde_json::to_value(definition).expect("JSON");
             api.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", &definition);
@@ -486,6 +489,21 @@ async fn the_lease_is_given_up_when_there_is_no_set_any_more() {
     assert!(forgotten.iter().any(|action| action == "list nodeimages"), "{forgotten:?}");
     fleet.create("next", &json!({ "images": [{ "image": "app:1" }] }));
     fleet.counts("next", (1, 1, 0)).await;
+}
+
+#[tokio::test]
+async fn after_an_outage_of_the_api_server_an_agent_is_elected_without_the_wait_of_a_candidate() {
+    let lease = Duration::from_millis(600);
+    let options = ImageSetOptions { lease, candidate_interval: Duration::from_secs(600), ..Fleet::options() };
+    let mut fleet = Fleet::start_at(KubeApi::in_process(), options, &[("n1", "a")]).await;
+    fleet.api.fault(LEASES, 3, ApiFault::Status(503, "ServiceUnavailable"));
+    fleet.create("first", &json!({ "images": [{ "image": "app:1" }] }));
+    fleet.counts("first", (1, 1, 0)).await;
+    fleet.api.stop();
+    tokio::time::sleep(lease).await; // no agent is elected any more
+    fleet.api.restart();
+    fleet.create("second", &json!({ "images": [{ "image": "app:1" }] }));
+    fleet.counts("second", (1, 1, 0)).await;
 }
 
 /// Of the fleet whose requests are counted.

@@ -45,12 +45,15 @@ pub(super) async fn campaign(
         while *has_sets.borrow() {
             let attempt = election.attempt(Timestamp::now()).await;
             let is_elected = matches!(attempt, Ok(true));
+            // The lease may be free once the API server answers again: it was not when the agent did not get it.
+            let is_soon = is_elected || attempt.as_ref().is_err_and(ClusterError::is_temporary);
             log.note("election for image sets", attempt.map(drop));
             if is_elected {
                 lead(&cluster, &options, &mut election, &mut has_sets, &mut log).await;
             }
+            let wait = if is_soon { options.retry } else { options.candidate_interval };
             tokio::select! {
-                () = time::sleep(options.candidate_interval.mul_f64(1.0 + random())) => {}
+                () = time::sleep(wait.mul_f64(1.0 + random())) => {}
                 // The next set is not to wait as long as a candidate does.
                 _ = has_sets.wait_for(|has_sets| !has_sets) => {}
             }
