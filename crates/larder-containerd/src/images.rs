@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::time::Duration;
 
+use futures_util::stream::{self, BoxStream, StreamExt as _, TryStreamExt as _};
 use larder::backend::BackendError;
 use larder::reference::{Digest, Reference};
 use larder_cri::channel::CriChannel;
 use tokio::sync::mpsc;
-use tonic::{Status, Streaming};
+use tonic::Status;
 
 use crate::NAMESPACE;
 use crate::client::ContainerdClient;
@@ -92,21 +93,23 @@ impl ContainerdImages {
         Ok(())
     }
 
-    /// Subscribes to changes of the images.
-    pub async fn changes(&self) -> Result<ImageChanges, BackendError> {
+    /// Changes of the images, from the first call of [`ImageChanges::next`] on. containerd answers a subscription with
+    /// the first change, so that wait has no limit.
+    pub fn changes(&self) -> ImageChanges {
         let filter = format!("namespace==\"{NAMESPACE}\",topic~=\"^/images/\"");
-        let events = self.client.within_limit(self.client.subscribe(filter)).await;
-        events.map(ImageChanges).map_err(|status| self.client.error(&status))
+        let client = self.client.clone();
+        ImageChanges(stream::once(async move { client.subscribe(filter).await }).try_flatten().boxed())
     }
 }
 
 /// Changes of the images of containerd, as they happen.
-pub struct ImageChanges(Streaming<Envelope>);
+pub struct ImageChanges(BoxStream<'static, Result<Envelope, Status>>);
 
 impl ImageChanges {
-    /// Waits for a change: an image was created, updated or deleted. Returns false if the connection has ended.
+    /// Waits for a change: an image was created, updated or deleted. Returns false if there is no connection, or it has
+    /// ended. The future can be dropped at any time.
     pub async fn next(&mut self) -> bool {
-        matches!(self.0.message().await, Ok(Some(_)))
+        matches!(self.0.next().await, Some(Ok(_)))
     }
 }
 

@@ -8,6 +8,7 @@
 //! containerd was seen to have it under all its names.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -43,7 +44,8 @@ const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_se
 /// How long a caller waits for the first comparison of the images of the store with those of containerd.
 const COMPARED_WITHIN: Duration = Duration::from_secs(5);
 
-/// How long to wait for further changes of the images of containerd before they are compared with those of the store.
+/// How long to wait for further changes of the images of containerd before they are compared with those of the store,
+/// and for a subscription to them to begin.
 const SETTLE: Duration = Duration::from_secs(1);
 
 /// The socket of the containerd to which these settings publish images, if there is one.
@@ -247,17 +249,21 @@ impl StorePublisher {
     /// Notes when images of containerd change.
     async fn watch(&self) {
         loop {
-            match self.images.changes().await {
-                Ok(mut changes) => {
-                    self.note_changes(); // for changes before the subscription
-                    while changes.next().await {
+            let mut changes = self.images.changes();
+            let mut subscribed = pin!(time::sleep(SETTLE).fuse());
+            loop {
+                tokio::select! {
+                    is_connected = changes.next() => {
+                        if !is_connected {
+                            break;
+                        }
                         self.note_changes();
                     }
-                }
-                Err(error) => {
-                    tracing::debug!("cannot subscribe to changes of the images of containerd: {error}");
+                    // For changes before the subscription: containerd does not say when it has begun.
+                    () = &mut subscribed => self.note_changes(),
                 }
             }
+            tracing::debug!("containerd does not send changes of its images");
             time::sleep(BACKOFF.0).await;
         }
     }
