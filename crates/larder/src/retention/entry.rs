@@ -207,16 +207,16 @@ impl RetentionPurpose {
 impl fmt::Display for RetentionPurpose {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            RetentionPurpose::Container { id, name, pod, running } => {
+            RetentionPurpose::Container { id, name, pod, running }
+            | RetentionPurpose::Volume { container: id, name, pod, running } => {
+                if matches!(self, RetentionPurpose::Volume { .. }) {
+                    f.write_str("volume of ")?;
+                }
                 let stopped = if *running { "" } else { "stopped " };
                 let name = if name.is_empty() { id } else { name };
                 write!(f, "{stopped}container {name}")?;
                 if pod.is_empty() { Ok(()) } else { write!(f, " of pod {pod}") }
             }
-            RetentionPurpose::Volume { container, pod, .. } if pod.is_empty() => {
-                write!(f, "volume of container {container}")
-            }
-            RetentionPurpose::Volume { pod, .. } => write!(f, "volume of pod {pod}"),
             RetentionPurpose::Mount { target, mounted: true } => write!(f, "mount at {target}"),
             RetentionPurpose::Mount { target, mounted: false } => {
                 write!(f, "files of an ended mount at {target}")

@@ -60,7 +60,10 @@ async fn a_mount_counts_for_all_handlers_by_our_rule() {
     let mounting = container("sha256:a", &["sha256:b"]);
     let ours = uses(mounting.clone(), GcStrategy::Larder).await;
     assert!(is_used(&ours, "sha256:b", "runc"));
-    assert!(matches!(ours.of_image("sha256:b", "").next(), Some(RetentionPurpose::Volume { .. })));
+    let volume = ours.of_image("sha256:b", "").next().expect("a purpose");
+    assert!(matches!(volume, RetentionPurpose::Volume { .. }));
+    let container = ours.of_image("sha256:a", "").next().expect("a purpose");
+    assert_eq!(volume.to_string(), format!("volume of {container}"));
     let kubelets = uses(mounting, GcStrategy::Kubelet).await;
     assert!(is_used(&kubelets, "sha256:b", "") && !is_used(&kubelets, "sha256:b", "runc"));
 }
