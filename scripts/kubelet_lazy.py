@@ -123,12 +123,13 @@ class LazyTrial:
         wait_for('complete images', lambda: not any(self.missing(tag) for tag in tags), 120)
 
     def marks(self):
-        """Files that are marked in the group."""
-        try:
-            directory = Path('/proc', str(self.larder.holder()), 'fdinfo')
-        except OSError:
-            return 0
-        return sum(info.read_text().count('fanotify ino:') for info in directory.iterdir())
+        """Files that are marked in the group; none, if its holder has ended."""
+        marks = 0
+        with contextlib.suppress(OSError):
+            for info in Path('/proc', str(self.larder.holder()), 'fdinfo').iterdir():
+                with contextlib.suppress(FileNotFoundError):  # closed since
+                    marks += info.read_text().count('fanotify ino:')
+        return marks
 
     # --- Checks
 
