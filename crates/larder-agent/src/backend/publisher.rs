@@ -33,7 +33,7 @@ use larder_store::store::{ImageLayer, ImageRecord, Store, StoreError};
 use parking_lot::Mutex;
 use serde_json::json;
 use tokio::sync::{Mutex as AsyncMutex, Notify, OwnedMutexGuard, watch};
-use tokio::time;
+use tokio::time::{self, Instant};
 
 use super::adopt::{AdoptionFailures, in_store};
 use crate::config::Config;
@@ -43,6 +43,9 @@ const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_se
 
 /// How long a caller waits for the first comparison of the images of the store with those of containerd.
 const COMPARED_WITHIN: Duration = Duration::from_secs(5);
+
+/// How long a pull waits for a containerd that is being restarted.
+const RESTARTS_WITHIN: Duration = Duration::from_secs(30);
 
 /// How long to wait for further changes of the images of containerd before they are compared with those of the store,
 /// and for a subscription to them to begin.
@@ -528,6 +531,12 @@ fn withdrawn_names(image: &PublishedImage, options: &RemoveOptions) -> Vec<Strin
     }
 }
 
+/// Whether containerd was not reached, or ended before it answered.
+fn is_down(error: &BackendError) -> bool {
+    matches!(error, BackendError::Unreachable { .. })
+        || matches!(error.kind(), Some(CallErrorKind::Unavailable | CallErrorKind::Canceled))
+}
+
 /// Whether all names of an image are among these.
 fn has_all(known: &NamesInContainerd, image: &Image) -> bool {
     let mut names = image.repo_tags.iter().chain(&image.repo_digests);
@@ -621,11 +630,21 @@ fn named_documents(record: &ImageRecord) -> Vec<(String, Digest)> {
 #[async_trait]
 impl AttachedRuntime for StorePublisher {
     async fn after_commit(&self, id: &ImageId, name: &Reference) -> Result<(), BackendError> {
-        match self.locked(&ImageName::from(id)).await? {
-            Some((_lock, image)) => {
-                self.publish_locked(&image, ForeignName::Replace, &[name.to_string()]).await
+        let latest = Instant::now() + RESTARTS_WITHIN;
+        loop {
+            let published = match self.locked(&ImageName::from(id)).await? {
+                Some((_lock, image)) => {
+                    self.publish_locked(&image, ForeignName::Replace, &[name.to_string()]).await
+                }
+                None => return Ok(()),
+            };
+            match published {
+                Err(error) if is_down(&error) && Instant::now() < latest => {
+                    tracing::debug!(image = %id, "publication waits for containerd: {error}");
+                }
+                published => return published,
             }
-            None => Ok(()),
+            time::sleep(BACKOFF.0).await;
         }
     }
 

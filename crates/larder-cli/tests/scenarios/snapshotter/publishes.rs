@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use larder_containerd::ContainerdImages;
@@ -9,7 +10,7 @@ use larder_cri::Endpoint;
 use larder_cri::channel::CriChannel;
 use larder_testkit_peers::LayerFiles;
 use larder_testkit_peers::containerd::pods::pause_image;
-use larder_testkit_peers::process::{WAIT_LIMIT, pause};
+use larder_testkit_peers::process::{WAIT_LIMIT, pause, wait_until};
 use tokio::runtime::{self, Runtime};
 use tokio::task::JoinHandle;
 
@@ -107,4 +108,26 @@ fn the_first_list_after_a_restart_has_all_images_and_none_is_published_again() {
     fixture.start_larder();
     assert_eq!(fixture.daemon().list().len(), 8);
     assert_eq!(changes.take(), 0);
+}
+
+#[test]
+fn a_pull_whose_containerd_is_being_restarted_publishes_once_it_is_back() {
+    let Some(mut fixture) = SnapshotterFixture::new("k8s.io") else { return };
+    let web = fixture.world.registry.image("shop/web:1");
+    pause_image().push(&fixture.world.registry, "shop/web:1").unwrap();
+    fixture.daemon().list();
+    fixture.containerd.stop();
+    let records = fixture.world.place().join("images");
+    let daemon = fixture.daemon.as_ref().expect("larder runs");
+    thread::scope(|scope| {
+        let pull = scope.spawn(|| daemon.pull(&web));
+        wait_until("the image is committed", || {
+            fs_err::read_dir(&records).is_ok_and(|found| found.count() > 0)
+        });
+        pause(QUIET);
+        assert!(!pull.is_finished(), "it waits");
+        fixture.containerd.start_again().unwrap();
+        pull.join().expect("no panic").unwrap();
+    });
+    assert!(fixture.ctr(&["images", "ls", "-q"]).lines().any(|name| name == web));
 }
