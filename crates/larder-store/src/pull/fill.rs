@@ -536,6 +536,8 @@ impl LayerFill {
     /// Fetches the chunks that reads wait for, and then those that are likely read next.
     async fn serve(&self, mut demanded: mpsc::UnboundedReceiver<usize>) {
         let (mut ahead, mut fetches) = (self.earlier_start().await, FuturesUnordered::new());
+        // Those that wait for their next attempt take no place of others.
+        let mut retries = FuturesUnordered::new();
         let (mut for_reads, mut for_later) = (0, 0);
         loop {
             while for_later < ahead.at_once()
@@ -545,10 +547,16 @@ impl LayerFill {
                 fetches.push(self.fetch(chunks, FetchPurpose::ReadAhead));
             }
             tokio::select! {
-                Some(done) = fetches.next() => match done {
-                    FetchPurpose::Read => for_reads -= 1,
-                    FetchPurpose::ReadAhead | FetchPurpose::Fill => for_later -= 1,
-                },
+                Some((why, retry)) = fetches.next() => {
+                    match why {
+                        FetchPurpose::Read => for_reads -= 1,
+                        FetchPurpose::ReadAhead | FetchPurpose::Fill => for_later -= 1,
+                    }
+                    if let Some((chunks, wait)) = retry {
+                        retries.push(async move { time::sleep(wait).await; chunks });
+                    }
+                }
+                Some(chunks) = retries.next() => chunks.for_each(|chunk| self.layer.retry(chunk)),
                 first = demanded.recv(), if for_reads < RANGES_AT_ONCE => {
                     let Some(first) = first else { return };
                     let mut wanted = BTreeSet::from([first]);
@@ -565,21 +573,22 @@ impl LayerFill {
         }
     }
 
-    /// Fetches successive chunks. Those that fail are requested again while reads wait for them.
-    async fn fetch(&self, chunks: Range<usize>, why: FetchPurpose) -> FetchPurpose {
+    /// Fetches successive chunks. Returns those that did not come, and the time until they are to be requested again.
+    async fn fetch(
+        &self,
+        chunks: Range<usize>,
+        why: FetchPurpose,
+    ) -> (FetchPurpose, Option<(Range<usize>, Duration)>) {
         // What is fetched ahead saves reads from waiting, so the background gives way to it too.
         let _demanded = self.puller.store.0.partials.demand().begin();
         let began = Instant::now();
         let fetched = self.try_fetch(chunks.clone(), why).await;
         tracing::debug!(layer = %self.key, ?chunks, ?why, elapsed = ?began.elapsed(), "fetched");
-        if let Err(reason) = fetched {
-            self.warn("cannot fetch what a container reads", &reason);
-            let wait = self.layer.note_failure(chunks.clone());
-            self.activity.note_failure(reason, Instant::now() + wait);
-            time::sleep(wait).await;
-            chunks.for_each(|chunk| self.layer.retry(chunk));
-        }
-        why
+        let Err(reason) = fetched else { return (why, None) };
+        self.warn("cannot fetch what a container reads", &reason);
+        let wait = self.layer.note_failure(chunks.clone());
+        self.activity.note_failure(reason, Instant::now() + wait);
+        (why, Some((chunks, wait)))
     }
 
     async fn try_fetch(&self, chunks: Range<usize>, why: FetchPurpose) -> Result<(), String> {
