@@ -29,7 +29,11 @@ impl OpenStore {
                 self.db.read(doing, |reader| reader.get::<RemnantRecord>(REMNANTS, key.as_str()))
             };
             let key = remnant.layer.key.clone();
-            if get(&key)?.as_ref() != Some(&remnant) {
+            let is_same = {
+                let _guard = self.lock_content();
+                get(&key)?.as_ref() == Some(&remnant) && self.check_remnant(&remnant, check)?.is_some()
+            };
+            if !is_same {
                 continue; // it was removed or replaced since
             }
             if options.repair {

@@ -159,7 +159,7 @@ pub enum StoreDamage {
         /// Why not.
         reason: String,
     },
-    /// What is kept of a removed layer is not as it was kept.
+    /// The remnant of a removed layer is damaged.
     #[error("damaged remnant of removed layer {key}: {damage}")]
     RemnantDamaged {
         /// The removed layer.

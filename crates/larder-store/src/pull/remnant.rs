@@ -7,10 +7,14 @@ use larder_registry::RepositorySession;
 
 use super::error::PullError;
 use super::fetch_layer::LayerFetch;
+use crate::disk::free_space;
 use crate::lazy::skeleton::MissingData;
 use crate::store::error::StoreErrorContext as _;
 use crate::store::remnants::StagedRemnant;
 use crate::store::{LAYER_FILE, LayerHandle, PartialSource};
+
+/// The action that fails when the free space is unknown, for its error.
+const MEASURE: &str = "measure the free space";
 
 impl LayerFetch {
     /// Places what is kept of the layer, if it was removed and is pulled lazily, and guards its reads. `None` if it
@@ -26,6 +30,12 @@ impl LayerFetch {
         let (request, blob) = (self.origin.request(&self.planned), self.origin.blob(&self.planned));
         let restore = move || -> Result<Option<LayerHandle>, PullError> {
             let store = &puller.store;
+            // A blob that is the layer comes beside it: twice, where a full pull needs it once.
+            let needed =
+                planned.descriptor.size.saturating_mul(2).saturating_add(store.0.config.reserve.bytes);
+            if !planned.files.is_empty() && free_space(store.root()).context(MEASURE)?.bytes < needed {
+                return Ok(None);
+            }
             let Some(StagedRemnant { staging, layer, _hold }) = store.stage_remnant(&request)? else {
                 return Ok(None);
             };

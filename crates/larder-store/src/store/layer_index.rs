@@ -45,7 +45,7 @@ pub(crate) struct LayerIndex {
 pub(crate) enum IndexFile {
     /// There is none.
     Missing,
-    /// Its bytes do not have their digest.
+    /// Its bytes cannot be read, or do not have their digest.
     Damaged,
     /// An index, perhaps of another layer or blob.
     Index(LayerIndex),
@@ -197,7 +197,9 @@ impl OpenStore {
             file => file.context(doing)?,
         };
         let mut bytes = Vec::new();
-        file.take(MAX_BYTES).read_to_end(&mut bytes).context(doing)?;
+        if file.take(MAX_BYTES).read_to_end(&mut bytes).is_err() {
+            return Ok(IndexFile::Damaged);
+        }
         Ok(LayerIndex::decode(&bytes).map_or(IndexFile::Damaged, IndexFile::Index))
     }
 

@@ -169,7 +169,10 @@ impl OpenStore {
                 let (key, error) = (&removed.0.key, larder::error_chain(&error));
                 tracing::info!(layer = %key, error, "nothing is kept of a removed layer");
                 let _guard = self.lock_content();
-                self.discard_stray_index(key);
+                // A pull that is under way may have written another one.
+                if matches!(self.index_of(&removed.0), Ok(Some(_))) {
+                    self.discard_stray_index(key);
+                }
             }
         }
     }
@@ -219,14 +222,20 @@ impl OpenStore {
             };
             Ok(writer.put(REMNANTS, layer.key.as_str(), &record)?)
         })?;
-        ensure_dir(&*self.disk, &self.layout.remnants()).context(doing)?;
-        self.disk.rename(staged, &self.layout.remnant(&layer.key)).context(doing)
+        let placed = ensure_dir(&*self.disk, &self.layout.remnants())
+            .and_then(|()| self.disk.rename(staged, &self.layout.remnant(&layer.key)));
+        placed.context(doing).inspect_err(|_| {
+            // If this fails too, it is removed when the store is opened.
+            let _ = self.remove_remnants(&[&layer.key]);
+        })
     }
 
     /// Copies the parts of a layer's file that its remnant has, from a layer or a remnant. Returns their digest.
     fn copy_remnant(&self, from: &File, to: &Path, erofs: &ErofsFile) -> io::Result<String> {
         let to = self.disk.open(to, FileOpenMode::CreateNew)?;
-        read_remnant(from, erofs, |bytes, at| to.write_all_at(bytes, at))
+        let sha256 = read_remnant(from, erofs, |bytes, at| to.write_all_at(bytes, at))?;
+        to.sync_data()?;
+        Ok(sha256)
     }
 
     /// Returns the damage of a remnant or of its index, if any.
@@ -238,19 +247,18 @@ impl OpenStore {
         let doing = "check the remnant of a layer";
         let RemnantRecord { layer, sha256, .. } = remnant;
         let path = self.layout.remnant(&layer.key);
-        let has_all = match fs_err::metadata(&path) {
+        let file = match open_to_check(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Some("missing")),
-            found => found.context(doing)?.len() == layer.erofs.end_of_digests(),
+            file => file.context(doing)?,
         };
-        if !has_all {
+        if file.metadata().context(doing)?.len() != layer.erofs.end_of_digests() {
             return Ok(Some("size differs"));
         }
-        let is_compared = !matches!(check, LayerCheck::Size);
-        if is_compared {
-            let found =
-                open_to_check(&path).and_then(|file| read_remnant(&file, &layer.erofs, |_, _| Ok(())));
-            if found.context(doing)? != *sha256 {
-                return Ok(Some("content differs"));
+        if !matches!(check, LayerCheck::Size) {
+            match read_remnant(&file, &layer.erofs, |_, _| Ok(())) {
+                Ok(found) if found == *sha256 => {}
+                Ok(_) => return Ok(Some("content differs")),
+                Err(_) => return Ok(Some("unreadable")),
             }
         }
         // A layer that is here may have the index of another blob.

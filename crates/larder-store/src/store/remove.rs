@@ -24,6 +24,9 @@ use super::snapshot_records::each_snapshot_layer;
 use super::usage::taken;
 use crate::disk::{DiskSpace, SizeAccuracy};
 
+/// Removed layers whose files are open at once, for their remnants. More layers leave none.
+const REMNANTS_AT_ONCE: usize = 64;
+
 /// An image that was removed, or has lost names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoreRemoval {
@@ -154,8 +157,10 @@ impl OpenStore {
     ) -> std::io::Result<()> {
         for key in &freed.layers {
             match freed.remnants.iter().find(|(layer, _)| layer.key == *key) {
-                Some(removed) => open.extend(self.discard_removed(removed)?),
-                None => self.discard_layer(key)?,
+                Some(removed) if open.len() < REMNANTS_AT_ONCE => {
+                    open.extend(self.discard_removed(removed)?);
+                }
+                _ => self.discard_layer(key)?,
             }
         }
         for digest in &freed.blobs {
