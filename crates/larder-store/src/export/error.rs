@@ -92,7 +92,10 @@ impl ExportError {
     /// Returns true if damage of a layer may be the reason.
     pub(super) fn may_be_damage(&self) -> bool {
         match self {
-            ExportError::Layer { .. } | ExportError::LayerSize { .. } => true,
+            ExportError::Layer { cause, .. } => {
+                !matches!(cause, RebuildError::Replaced(_) | RebuildError::Output(_))
+            }
+            ExportError::LayerSize { .. } => true,
             ExportError::Files(cause) => !matches!(cause, MergeError::TooManyLinks),
             ExportError::Store(_)
             | ExportError::Blob { .. }

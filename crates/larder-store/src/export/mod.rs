@@ -10,6 +10,7 @@
 mod error;
 mod oci;
 
+use std::collections::BTreeSet;
 use std::io::{self, Write};
 
 use larder::reference::{Digest, ImageName, Reference};
@@ -19,7 +20,7 @@ pub use error::ExportError;
 use crate::erofs::digest::LayerCheck;
 use crate::store::error::StoreErrorContext as _;
 use crate::store::layer_check::check_layer_file;
-use crate::store::{ImageRecord, LayerHandle, Store, StoreError};
+use crate::store::{ImageRecord, LayerHandle, Store, StoreError, file_of};
 use crate::unpack::{HoleEncoding, MergedLayers, rebuild_archive, rebuild_file, write_merged_files};
 use larder_registry::manifest::ArtifactFile;
 
@@ -129,14 +130,15 @@ impl ImageExport {
         if !error.may_be_damage() {
             return error;
         }
-        let mut first = None;
+        let (mut first, mut seen) = (None, BTreeSet::new());
         for image in &self.images {
-            for layer in &image.layers {
+            for layer in image.layers.iter().filter(|layer| seen.insert(layer.key())) {
+                let Ok(file) = file_of(layer.path()) else { continue };
                 let checked = check_layer_file(layer.record(), layer.path(), LayerCheck::Content);
                 if !matches!(checked, Ok(Some(_))) {
                     continue;
                 }
-                if let Err(error) = self.store.0.note_damaged(layer.key(), true) {
+                if let Err(error) = self.store.note_damage_of(layer.key(), file, true) {
                     tracing::warn!(layer = %layer.key(), %error, "cannot record a damaged layer");
                 }
                 let (name, layer) = (image.record.name().to_owned(), &layer.record().facts.diff_id);

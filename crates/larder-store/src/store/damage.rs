@@ -15,11 +15,11 @@ use super::records::{LayerKey, LayerRecord};
 /// An image that is listed, but cannot be mounted or saved before a pull has replaced its damaged layers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DamagedImage {
-    /// Its ID.
+    /// ID of the image.
     pub id: Digest,
     /// One of its names, or its ID.
     pub name: String,
-    /// Its damaged layers.
+    /// Layers of the image that are damaged.
     pub layers: Vec<LayerKey>,
 }
 
