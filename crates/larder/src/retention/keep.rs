@@ -278,10 +278,9 @@ fn pattern_problem(pattern: &str) -> Option<String> {
         ));
     }
     let (repository, _) = rest.rsplit_once('/')?;
-    let mut parts = repository.split('/');
-    // A registry may have upper-case letters.
-    let host = parts.next().filter(|host| !host.contains(['.', ':', '*', '?']));
-    if host.into_iter().chain(parts).any(|part| part.contains(|letter: char| letter.is_ascii_uppercase())) {
+    // The first part is a registry if it has upper-case letters.
+    let has_upper = |part: &str| part.contains(|letter: char| letter.is_ascii_uppercase());
+    if repository.split('/').skip(1).any(has_upper) {
         let pattern = go_format::quote(pattern);
         return Some(format!(
             "{pattern}: repository names have no upper-case letters; write them in lower case"
