@@ -70,7 +70,7 @@ impl SpaceReserve {
     /// Admits a write of this amount, or fails with [`io::ErrorKind::StorageFull`] and the figures. To be called before
     /// the write.
     pub fn admit(&self, amount: DiskSpace) -> io::Result<()> {
-        if self.0.reserve == DiskSpace::ZERO || self.0.take(amount) {
+        if self.0.reserve == DiskSpace::ZERO || take(&mut self.0.budget.lock(), amount) {
             return Ok(());
         }
         // A pull must not fail for space that was written since.
@@ -78,22 +78,25 @@ impl SpaceReserve {
     }
 }
 
-impl SpaceReserveInner {
-    /// Takes an amount from the budget, if that has it.
-    fn take(&self, amount: DiskSpace) -> bool {
-        let mut budget = self.budget.lock();
-        let is_enough = budget.shortfall_to(amount) == DiskSpace::ZERO;
-        if is_enough {
-            *budget = amount.shortfall_to(*budget);
-        }
-        is_enough
+/// Takes an amount from a budget, if that has it.
+fn take(budget: &mut DiskSpace, amount: DiskSpace) -> bool {
+    let is_enough = budget.shortfall_to(amount) == DiskSpace::ZERO;
+    if is_enough {
+        *budget = amount.shortfall_to(*budget);
     }
+    is_enough
+}
 
+impl SpaceReserveInner {
     /// Measures the filesystem, and takes an amount from what may be written.
-    fn measure(&self, amount: DiskSpace, age: Duration) -> io::Result<()> {
+    fn measure(&self, amount: DiskSpace, max_age: Duration) -> io::Result<()> {
         // Writes within the budget do not wait for it.
-        let promised = self.promised(age)?;
+        let promised = self.promised(max_age)?;
         let mut budget = self.budget.lock();
+        // Another write has measured since: what it may write is not free.
+        if take(&mut budget, amount) {
+            return Ok(());
+        }
         // What is written in between counts twice, and not as free.
         let next = next_budget(amount, promised.shortfall_to(free_space(&self.root)?), self.reserve)
             .map_err(|full| io::Error::new(io::ErrorKind::StorageFull, full))?;
@@ -102,9 +105,9 @@ impl SpaceReserveInner {
     }
 
     /// The promised space, as it was at most this long ago.
-    fn promised(&self, age: Duration) -> io::Result<DiskSpace> {
+    fn promised(&self, max_age: Duration) -> io::Result<DiskSpace> {
         let mut promised = self.promised.lock();
-        if let Some((known, _)) = promised.filter(|(_, measured)| measured.elapsed() < age) {
+        if let Some((known, _)) = promised.filter(|(_, measured)| measured.elapsed() < max_age) {
             return Ok(known);
         }
         let found = (self.measure_promised)()?;
