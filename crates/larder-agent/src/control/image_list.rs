@@ -24,7 +24,7 @@ use crate::node::Storage;
 use crate::node::collection::Collection;
 use crate::node::pulls::Pulls;
 
-/// Number of lists in memory. One of 10,000 images takes tens of megabytes.
+/// Number of lists in memory, unless a caller does not read its list. One of 10,000 images takes tens of megabytes.
 pub(super) const AT_ONCE: usize = 1;
 /// How long a list waits until the others are sent.
 pub(super) const SLOT_WITHIN: Duration = Duration::from_secs(5);

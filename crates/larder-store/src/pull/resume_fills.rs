@@ -79,7 +79,9 @@ impl StorePuller {
             let name = match Reference::parse(source.blob.repository()) {
                 Ok(name) => name,
                 Err(error) => {
-                    let images = self.store.0.names_of_images_with(&record.key).unwrap_or_default();
+                    let (store, key) = (self.store.clone(), record.key.clone());
+                    let images =
+                        blocking(move || store.0.names_of_images_with(&key)).await?.unwrap_or_default();
                     tracing::error!(layer = %record.key, ?images, %error, "cannot go on to fill a layer: remove its image");
                     continue;
                 }

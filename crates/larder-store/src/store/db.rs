@@ -180,7 +180,7 @@ impl From<StoreError> for TransactionAbort {
 #[derive(Debug, Default)]
 struct Readers {
     idle: Vec<Connection>,
-    /// Number of those that are not.
+    /// Number of reads that use one.
     busy: usize,
 }
 

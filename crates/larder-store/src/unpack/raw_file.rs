@@ -110,7 +110,11 @@ fn names_of_blob(layer: &LayerReader) -> io::Result<Vec<(Vec<u8>, ErofsInode)>> 
     }
     let files =
         layer.walk()?.filter(|entry| !entry.as_ref().is_ok_and(|entry| entry.inode.kind != InodeKind::File));
-    files.map(|file| file.map(|file| (file.path, file.inode)).map_err(io::Error::from)).collect()
+    let named = files.map(|file| file.map(|file| (file.path, file.inode)).map_err(io::Error::from));
+    let files = named.collect::<io::Result<Vec<_>>>()?;
+    // A blob is one file. One without data has no place.
+    let is_blob = files.iter().all(|(_, file)| file.nid == files[0].1.nid && file.size > 0);
+    Ok(if is_blob { files } else { Vec::new() })
 }
 
 fn copy(
