@@ -10,17 +10,14 @@
 mod error;
 mod oci;
 
-use std::collections::BTreeSet;
 use std::io::{self, Write};
 
 use larder::reference::{Digest, ImageName, Reference};
 
 pub use error::ExportError;
 
-use crate::erofs::digest::LayerCheck;
 use crate::store::error::StoreErrorContext as _;
-use crate::store::layer_check::check_layer_file;
-use crate::store::{ImageRecord, LayerHandle, Store, StoreError, file_of};
+use crate::store::{ImageRecord, LayerHandle, Store, StoreError};
 use crate::unpack::{HoleEncoding, MergedLayers, rebuild_archive, rebuild_file, write_merged_files};
 use larder_registry::manifest::ArtifactFile;
 
@@ -124,28 +121,16 @@ impl ImageExport {
         write_merged_files(&layers, holes, out).map_err(|error| self.damage_or(ExportError::from(error)))
     }
 
-    /// Compares the layers with their digests after a failure that damage may be the reason of, and records the damage
-    /// as a check of the store does: the next pull then replaces what is damaged.
+    /// The damage that may be the reason of a failure.
     fn damage_or(&self, error: ExportError) -> ExportError {
         if !error.may_be_damage() {
             return error;
         }
-        let (mut first, mut seen) = (None, BTreeSet::new());
-        for image in &self.images {
-            for layer in image.layers.iter().filter(|layer| seen.insert(layer.key())) {
-                let Ok(file) = file_of(layer.path()) else { continue };
-                let checked = check_layer_file(layer.record(), layer.path(), LayerCheck::Content);
-                if !matches!(checked, Ok(Some(_))) {
-                    continue;
-                }
-                if let Err(error) = self.store.note_damage_of(layer.key(), file, true) {
-                    tracing::warn!(layer = %layer.key(), %error, "cannot record a damaged layer");
-                }
-                let (name, layer) = (image.record.name().to_owned(), &layer.record().facts.diff_id);
-                first.get_or_insert_with(|| ExportError::Damaged { image: name, layer: layer.clone() });
-            }
-        }
-        first.unwrap_or(error)
+        let damaged = self.store.0.find_damage(self.images.iter().flat_map(|image| &image.layers));
+        let Some(damaged) = damaged.first() else { return error };
+        let has_it = |image: &&ExportedImage| image.record.has_layer(damaged.key());
+        let image = self.images.iter().find(has_it).map_or("", |image| image.record.name()).to_owned();
+        ExportError::Damaged { image, layer: damaged.record().facts.diff_id.clone() }
     }
 }
 

@@ -13,6 +13,8 @@ use std::path::PathBuf;
 use super::MountError;
 use super::extracted::key_of;
 use super::table::MountTable;
+use larder::reference::ImageName;
+
 use crate::disk::ensure_dir;
 use crate::erofs::detach;
 use crate::store::db::{DbRead as _, MOUNTS};
@@ -27,6 +29,19 @@ impl OpenStore {
     /// The lower directories of layers, in their order; mounts those that are not mounted. The record of a mount, or of
     /// a snapshot, must have the layers.
     pub(crate) fn mount_layers(&self, layers: &[LayerHandle]) -> Result<Vec<PathBuf>, MountError> {
+        let mounted = self.try_mount_layers(layers);
+        if let Err(MountError::Layer { .. }) = mounted {
+            let damaged = self.find_damage(layers);
+            if let Some(key) = damaged.first().map(|layer| layer.key()) {
+                let image = self.names_of_images_with(key)?.into_iter().next();
+                let image = ImageName::from(image.unwrap_or_else(|| key.to_string()));
+                return Err(MountError::Damaged { key: key.clone(), image });
+            }
+        }
+        mounted
+    }
+
+    fn try_mount_layers(&self, layers: &[LayerHandle]) -> Result<Vec<PathBuf>, MountError> {
         self.verify_metadata(layers)?;
         // An image may have a layer twice.
         let mut lowers: HashMap<&LayerKey, PathBuf> = self.mount_missing(layers)?;

@@ -98,6 +98,7 @@ impl Store {
                 MountError::Incomplete { key, .. } => {
                     MountError::Incomplete { key, image: record.name.to_string() }
                 }
+                MountError::Damaged { key, .. } => MountError::Damaged { key, image: record.name },
                 error => error,
             });
         }

@@ -363,7 +363,10 @@ impl LayerJobs<'_> {
             if unpacked.lower_work.cross_layer_links > 0 {
                 check_content(&lowers, &progress).map_err(failed)?;
             }
-            let merged = open_lowers(&lowers, visible).map_err(failed)?;
+            let merged = open_lowers(&lowers, visible).map_err(|cause| {
+                puller.store.0.find_damage(&lowers);
+                failed(cause)
+            })?;
             let file = file.finish(&merged, &progress).map_err(failed)?;
             let id = if file.depends_on_lowers { &planned.chain_id } else { &planned.diff_id };
             let facts = planned.metadata(&unpacked);
@@ -414,14 +417,17 @@ impl LayerJobs<'_> {
         let planned = &self.jobs[at].planned;
         let mut fits = planned.surely_fits(layer);
         if !fits {
-            let (layer, lowers) = (layer.clone(), below.to_vec());
+            let (layer, lowers, store) = (layer.clone(), below.to_vec(), self.puller.store.clone());
             let permit = self.puller.permit_lowers(below).await?;
             let check = move || {
-                let lowers = open_lowers(&lowers, lowers.len())?;
-                let fits =
-                    layer.open().and_then(|file| fits_lowers(&file, &layer.implied_directories()?, &lowers));
+                let fits = open_lowers(&lowers, lowers.len()).and_then(|merged| {
+                    let fits = layer
+                        .open()
+                        .and_then(|file| fits_lowers(&file, &layer.implied_directories()?, &merged));
+                    fits.map_err(|error| UnpackError::file("read", layer.path(), error))
+                });
                 drop(permit);
-                fits.map_err(|error| UnpackError::file("read", layer.path(), error))
+                fits.inspect_err(|_| drop(store.0.find_damage(lowers.iter().chain([&layer]))))
             };
             fits = self.worker.blocking(check).await?.map_err(|cause| unpack_error(planned, cause))?;
         }

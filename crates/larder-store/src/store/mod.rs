@@ -83,7 +83,6 @@ pub use remove::StoreRemoval;
 pub use snapshot_records::{SnapshotKind, SnapshotRecord};
 pub use suspects::Suspect;
 pub use usage::{ImageUsage, PromisedSpace, StoreUsage};
-pub(crate) use verified::file_of;
 
 /// Beginning of the file `format`; the number follows.
 const TITLE: &str = "larder store";

@@ -88,21 +88,9 @@ impl Store {
     /// Records that a layer is damaged, or no longer is, unless it was replaced.
     pub(crate) fn note_damage(&self, layer: &VerifiedLayer, is_damaged: bool) -> Result<(), StoreError> {
         match FileId::of(layer.file().as_fd()) {
-            Ok(file) => self.note_damage_of(&layer.record.key, file, is_damaged),
+            Ok(file) => self.0.note_damage_of(&layer.record.key, file, is_damaged),
             Err(_) => Ok(()),
         }
-    }
-
-    /// Records that this file of a layer is damaged, or no longer is, unless it was replaced.
-    pub(crate) fn note_damage_of(
-        &self,
-        key: &LayerKey,
-        file: FileId,
-        is_damaged: bool,
-    ) -> Result<(), StoreError> {
-        let _guard = self.0.lock_content();
-        let is_same = file_of(&self.0.layout.layer(key)).is_ok_and(|current| current == file);
-        if is_same { self.0.note_damaged(key, is_damaged) } else { Ok(()) }
     }
 }
 
@@ -165,6 +153,6 @@ impl OpenStore {
 }
 
 /// The file at this path.
-pub(crate) fn file_of(path: &Path) -> io::Result<FileId> {
+pub(super) fn file_of(path: &Path) -> io::Result<FileId> {
     FileId::of(fs_err::File::open(path)?.file().as_fd())
 }

@@ -10,7 +10,7 @@ use larder_store::store::{LayerHandle, RemoveOptions, Store, StoreError};
 
 use larder_testkit::archive::TarBuilderEntry;
 
-use crate::fsck::{unpacked_entries, unpacked_layer};
+use crate::fsck::{layer_dir, unpacked_entries, unpacked_layer};
 use crate::help::*;
 
 /// Whether mounts can be tried; says loudly when not.
@@ -48,6 +48,23 @@ fn mount(store: &Store, image: &str, target: &Path, writable: bool) -> Result<St
 
 fn read(path: PathBuf) -> String {
     fs_err::read_to_string(path).unwrap()
+}
+
+#[test]
+fn a_mount_that_fails_for_damage_records_it() {
+    if !can_mount() {
+        return;
+    }
+    let scratch = TempStore::new();
+    commit(&scratch.store, "app", &["a"]);
+    let file = fs_err::File::options().write(true).open(layer_dir(&scratch.store, "app")).unwrap();
+    // In the superblock: the kernel refuses it.
+    std::os::unix::fs::FileExt::write_all_at(file.file(), b"damage", 1024).unwrap();
+    let target = MountTarget::new(&scratch, "mnt");
+    let refused = mount(&scratch.store, "app", &target.0, false).unwrap_err();
+    assert!(matches!(&refused, MountError::Damaged { image, .. } if image.as_str() == "app"), "{refused:?}");
+    assert_eq!(scratch.store.damaged_images().unwrap().len(), 1);
+    assert!(scratch.store.mounts().unwrap().is_empty());
 }
 
 #[test]
