@@ -96,10 +96,7 @@ impl Printer {
 
     /// A command line of larder's for the same images.
     pub(crate) fn command(&self, arguments: &[&'static str]) -> String {
-        hint::carrying(
-            self.given.get().map_or("", String::as_str),
-            &Hint::new().command(arguments.iter().copied()),
-        )
+        hint::carrying(self.given(), &Hint::new().command(arguments.iter().copied()))
     }
 
     /// The style of results.
@@ -201,9 +198,14 @@ impl Printer {
         self.inner.lock().write_error.take().map_or(Ok(()), Err)
     }
 
+    /// The options that printed commands carry.
+    pub(crate) fn given(&self) -> &str {
+        self.given.get().map_or("", String::as_str)
+    }
+
     /// A hint as it is printed.
     pub(crate) fn hinted(&self, hint: &Hint) -> String {
-        format!("hint: {}", hint::carrying(self.given.get().map_or("", String::as_str), hint))
+        format!("hint: {}", hint::carrying(self.given(), hint))
     }
 
     fn above_progress(&self, print: impl FnOnce()) {

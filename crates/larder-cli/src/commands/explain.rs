@@ -25,7 +25,7 @@ pub(super) async fn run(args: &ExplainArgs, session: &CommandSession) -> Result<
     let explanation = client.ask(async |mut calls| calls.explain(request).await).await?;
     match args.output.data() {
         Some(format) => output::data(out, format, &explanation),
-        None => lines::lines(name, &explanation).iter().for_each(|line| out.line(line)),
+        None => lines::lines(name, &explanation, out.given()).iter().for_each(|line| out.line(line)),
     }
     Ok(CommandOutcome::Done)
 }

@@ -102,7 +102,7 @@ impl NodeCalls for SessionCalls<'_> {
     async fn explain(&self, image: &str) -> Result<Vec<String>, Failure> {
         let request = api::ExplainRequest { image: image.to_owned(), ..api::ExplainRequest::default() };
         let explanation = self.ask(async |mut calls| calls.explain(request).await).await?;
-        Ok(explain::lines::lines(image, &explanation))
+        Ok(explain::lines::lines(image, &explanation, ""))
     }
 
     async fn remove(&self, id: &str, images: Vec<String>) -> Result<api::RemoveResponse, Failure> {

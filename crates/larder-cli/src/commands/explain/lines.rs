@@ -5,6 +5,7 @@ use std::time::Duration;
 use larder::artifact_type::type_word;
 use larder::backend::{FillProblem, ImageFill};
 use larder::go_format;
+use larder::hint::Hint;
 use larder::reference::Reference;
 use larder_api::convert;
 use larder_api::v1::Explanation;
@@ -12,24 +13,26 @@ use larder_store::store::damage_hint;
 
 use super::pull_record_lines;
 use crate::commands::images::short;
+use crate::output::hint;
 
 const HIDDEN: &str =
     "hidden: fetched with credentials ahead of kubelet, visible once kubelet's own pull succeeds";
 
 /// How much of an image is here, and what that means.
-fn incomplete(name: &str, fill: &ImageFill, size_bytes: u64) -> String {
+fn incomplete(name: &str, fill: &ImageFill, size_bytes: u64, given: &str) -> String {
     let reads = match fill.waiting_reads {
         0 => String::new(),
         1 => "; 1 read waits".to_owned(),
         count => format!("; {count} reads wait"),
     };
     let has_daemon = fill.problem.as_ref().is_none_or(|problem| problem.reason != FillProblem::NO_DAEMON);
-    let next = if has_daemon { String::new() } else { format!("; larder complete {name} fetches it") };
+    let complete = Hint::new().command(["complete".to_owned(), name.to_owned()]).text(" fetches it");
+    let next = if has_daemon { String::new() } else { format!("; {}", hint::carrying(given, &complete)) };
     format!("{} is here, the rest follows {}{reads}{next}", fill.describe(size_bytes), fill.describe_source())
 }
 
-/// The lines about an image that was requested by this name.
-pub(crate) fn lines(requested: &str, explanation: &Explanation) -> Vec<String> {
+/// The lines about an image that was requested by this name. Commands in them carry the options that were given.
+pub(crate) fn lines(requested: &str, explanation: &Explanation, given: &str) -> Vec<String> {
     let Some(image) = &explanation.decision else { return Vec::new() };
     let head = requested_name(requested, &image.names);
     let mut lines = vec![head.unwrap_or(&image.id).clone()];
@@ -68,12 +71,12 @@ pub(crate) fn lines(requested: &str, explanation: &Explanation) -> Vec<String> {
     if let Some(fill) = explanation.fill.clone().map(convert::fill_from) {
         lines.push(format!(
             "  incomplete: {}",
-            incomplete(head.unwrap_or(&image.id), &fill, image.size_bytes)
+            incomplete(head.unwrap_or(&image.id), &fill, image.size_bytes, given)
         ));
     }
     if !explanation.damaged_layers.is_empty() {
         let layers: Vec<&str> = explanation.damaged_layers.iter().map(|key| short(key)).collect();
-        let next = damage_hint(head.unwrap_or(&image.id));
+        let next = hint::carrying(given, &damage_hint(head.unwrap_or(&image.id)));
         lines.push(format!("  damaged:    layer {}: {next}", layers.join(", ")));
     }
     if explanation.containerd_bytes > 0 {
@@ -114,9 +117,9 @@ mod tests {
             Some(ImageDecision { names: vec!["r.example/app:1".into()], ..ImageDecision::default() });
         let damaged_layers = vec!["3f8a21b0c9d4".repeat(6)];
         let explanation = Explanation { decision, damaged_layers, ..Explanation::default() };
-        let lines = lines("r.example/app:1", &explanation);
-        let expected = "  damaged:    layer 3f8a21b0c9d43: larder pull r.example/app:1 replaces what is damaged; without a \
-                        registry, larder load FILE";
+        let lines = lines("r.example/app:1", &explanation, "--root /r");
+        let expected = "  damaged:    layer 3f8a21b0c9d43: larder --root /r pull r.example/app:1 replaces what is damaged; \
+                        without a registry, larder --root /r load FILE";
         assert!(lines.iter().any(|line| line == expected), "{lines:?}");
     }
 }
