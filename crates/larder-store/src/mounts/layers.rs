@@ -31,7 +31,7 @@ impl OpenStore {
     pub(crate) fn mount_layers(&self, layers: &[LayerHandle]) -> Result<Vec<PathBuf>, MountError> {
         let mounted = self.try_mount_layers(layers);
         if let Err(MountError::Layer { .. }) = mounted {
-            let damaged = self.find_damage(layers);
+            let damaged = self.find_damage(layers.iter().filter(|layer| !self.is_being_repaired(layer)));
             if let Some(key) = damaged.first().map(|layer| layer.key()) {
                 let image = self.names_of_images_with(key)?.into_iter().next();
                 let image = ImageName::from(image.unwrap_or_else(|| key.to_string()));
