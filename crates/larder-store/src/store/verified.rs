@@ -112,8 +112,8 @@ impl OpenStore {
         }
     }
 
-    /// Returns true if a layer is known to be damaged by the verification of its reads, which repairs it and records the
-    /// damage if that takes long.
+    /// Returns true if a layer is known to be damaged by the verification of its reads, which repairs it and records
+    /// the damage if that takes long.
     pub(crate) fn is_being_repaired(&self, layer: &LayerHandle) -> bool {
         let guarded = file_of(layer.path()).ok().and_then(|file| self.verified.get(layer.key(), file));
         guarded.is_some_and(|guarded| guarded.is_damaged())
