@@ -62,7 +62,7 @@ fn assert_sound(store: &Store, what: &str) {
     assert!(report.problems.is_empty(), "{what}: {report:?}");
 }
 
-/// What a test does when a file is made.
+/// The action of a test when a file is made.
 type Hook = Box<dyn FnOnce() + Send>;
 
 /// A disk that calls a hook before it makes a file.

@@ -125,7 +125,7 @@ impl OpenStore {
         DiskSpace { bytes: bytes.next_multiple_of(FIRST_BLOCK), inodes: 1 } + taken(&index)
     }
 
-    /// What stays of a layer when it is removed: its remnant, or nothing.
+    /// Space of the remnant that a layer leaves when it is removed; zero if it leaves none.
     pub(super) fn kept_of(&self, layer: &LayerRecord) -> DiskSpace {
         let is_kept = self.config.keep_remnants && layer.is_mountable();
         if is_kept { layer.remnant } else { DiskSpace::ZERO }

@@ -27,7 +27,7 @@ pub struct ReclaimableSpace {
     pub downloads: DiskSpace,
     /// Layers without an image: of failed and interrupted pulls, or of expired leases.
     pub layers: DiskSpace,
-    /// What was kept of removed layers, and is of no more use.
+    /// Remnants of removed layers that are of no more use.
     pub remnants: DiskSpace,
     /// Removed files that are not deleted yet.
     pub trash: DiskSpace,
